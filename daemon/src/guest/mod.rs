@@ -73,4 +73,5 @@ pub use policy::{Policy, PolicyError, PolicyFailure, PolicySettings};
 pub(crate) use pool::{GUEST_BYTES, GuestPool};
 pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, RunningGuest, Used};
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
+pub(crate) use threads::Lookout;
 pub use worker::{COMPILE_WORKER, compile_worker_main};

@@ -27,7 +27,7 @@ use super::profile::Profile;
 use super::run::{Birth, Vitals, live, panic_message};
 use super::runtime::Runtime;
 use super::tape::Tape;
-use super::threads::GuestThreads;
+use super::threads::{GuestThreads, Lookout};
 use crate::models::Models;
 
 /// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
@@ -215,6 +215,11 @@ impl GuestPool {
         let runtime = Runtime::new(&limits, threads.look())?;
         let (running, beside) = (Mutex::default(), Beside::new());
         Ok(Arc::new(Self { limits, models, runtime, running, threads, beside }))
+    }
+
+    /// Has threads without a guest be on the lookout for what guests wait for.
+    pub(crate) fn listen_when_idle(&self, lookout: Arc<dyn Lookout>) {
+        self.threads.look_out(lookout);
     }
 
     /// What components are loaded into.

@@ -6,6 +6,9 @@
 //! crowd of one user's guests takes no more than its user's share. Where the system has priorities, those of the engines
 //! and of the sockets go first.
 //!
+//! In a process of guests a thread without a guest is on the lookout for what guests wait for ([`Lookout`]): whoever finds it
+//! goes on with its guest.
+//!
 //! What no epoch interrupts, such as a copy of all of a memory, or a host call that takes its time, makes its guest late.
 //! Then the next guest has another thread, and the system shares the processors between them.
 
@@ -14,8 +17,8 @@ use std::io;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::task::Poll;
 use std::thread::{self, available_parallelism};
 use std::time::Duration;
@@ -26,6 +29,9 @@ use trellis_engine::account::Owner;
 use trellis_engine::fair::{FairQueue, Lane, Seat};
 
 use super::cpu::CpuClock;
+
+#[cfg(test)]
+pub(super) mod tests;
 
 /// By how much the guests' threads give way to the other threads of the daemon, in the system's steps of niceness.
 const NICENESS: i32 = 5;
@@ -44,6 +50,28 @@ const NO_ROWS: usize = 0;
 #[derive(Debug)]
 pub(crate) struct GuestThreads(Arc<Shared>);
 
+/// Where what guests wait for comes in, and a thread without a guest is on the lookout.
+pub(crate) trait Lookout: Send + Sync {
+    /// Takes what comes within a while, unless something else is to be done. Whether the thread may sleep.
+    fn look(&self, is_called: &dyn Fn() -> bool) -> bool;
+
+    /// Sleeps until something comes, or the thread is roused.
+    fn sleep(&self);
+
+    /// Rouses the thread that sleeps, or is about to.
+    fn rouse(&self);
+
+    /// The thread has something else to do.
+    fn leave(&self);
+}
+
+/// Whether a thread is on the lookout. One is at a time.
+const NO_LOOKOUT: u8 = 0;
+/// It sees guests that arrive by itself.
+const AWAKE: u8 = 1;
+/// It has to be roused.
+const ASLEEP: u8 = 2;
+
 struct Shared {
     state: Mutex<State>,
     /// Guests that are to have a thread and that no thread has seen yet: whoever wakes a guest takes no lock.
@@ -53,6 +81,8 @@ struct Shared {
     is_closed: AtomicBool,
     /// A guest waits for a thread, or the end has come.
     called: Condvar,
+    lookout: OnceLock<Arc<dyn Lookout>>,
+    looks_out: AtomicU8,
 }
 
 struct State {
@@ -151,11 +181,19 @@ impl GuestThreads {
             is_called: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             called: Condvar::new(),
+            lookout: OnceLock::new(),
+            looks_out: AtomicU8::new(NO_LOOKOUT),
         }));
         for _ in 0..n_processors {
             threads.0.begin_thread()?;
         }
         Ok(threads)
+    }
+
+    /// Has threads without a guest be on the lookout there.
+    pub(crate) fn look_out(&self, lookout: Arc<dyn Lookout>) {
+        // A process has one way in.
+        let _ = self.0.lookout.set(lookout);
     }
 
     /// Looks for guests that are late, once for each epoch.
@@ -195,6 +233,7 @@ impl Drop for GuestThreads {
         self.0.is_closed.store(true, Ordering::SeqCst);
         drop(self.0.lock());
         self.0.called.notify_all();
+        self.0.rouse();
     }
 }
 
@@ -208,11 +247,61 @@ impl Shared {
             return;
         }
         self.arriving.send(guest).expect("the other end is beside it");
-        if !self.is_called.swap(true, Ordering::SeqCst) {
+        if !self.is_called.swap(true, Ordering::SeqCst) && self.looks_out.load(Ordering::SeqCst) != AWAKE {
             // A thread that has just found nothing waits by then.
-            drop(self.lock());
-            self.called.notify_one();
+            let state = self.lock();
+            self.call(state.n_idle);
         }
+    }
+
+    /// Calls one thread, of so many that are idle.
+    fn call(&self, n_idle: usize) {
+        if n_idle > 0 { self.called.notify_one() } else { self.rouse() }
+    }
+
+    /// Calls one more thread, of so many that are idle, for guests that wait in line. The caller has the lock: a thread that is on
+    /// the lookout takes it, and is no longer called, before it looks at those in line.
+    fn call_beside(&self, n_idle: usize) {
+        if n_idle > 0 {
+            self.called.notify_one();
+        } else if self.looks_out.load(Ordering::SeqCst) != NO_LOOKOUT {
+            self.is_called.store(true, Ordering::SeqCst);
+            self.rouse();
+        }
+    }
+
+    /// Rouses the thread that is on the lookout, if it sleeps.
+    fn rouse(&self) {
+        if self.looks_out.load(Ordering::SeqCst) == ASLEEP
+            && let Some(lookout) = self.lookout.get()
+        {
+            lookout.rouse();
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.is_called.load(Ordering::SeqCst) || self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Is on the lookout until a guest is to have a thread. Whether no other thread is.
+    fn be_on_the_lookout(&self) -> bool {
+        let Some(lookout) = self.lookout.get() else { return false };
+        let is_first =
+            self.looks_out.compare_exchange(NO_LOOKOUT, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if !is_first {
+            return false;
+        }
+        while !self.is_wanted() && lookout.look(&|| self.is_wanted()) {
+            // Before the look: who calls after it finds that this thread has to be roused.
+            self.looks_out.store(ASLEEP, Ordering::SeqCst);
+            if !self.is_wanted() {
+                lookout.sleep();
+            }
+            self.looks_out.store(AWAKE, Ordering::SeqCst);
+        }
+        lookout.leave();
+        self.looks_out.store(NO_LOOKOUT, Ordering::SeqCst);
+        true
     }
 
     fn begin_thread(self: &Arc<Self>) -> io::Result<()> {
@@ -250,8 +339,13 @@ impl Shared {
         }
         state.n_on_time -= n_late;
         let n_wanted = state.n_waiting().min(state.n_on_time_max - state.n_on_time);
-        let n_more = n_wanted.saturating_sub(state.n_idle).min(state.n_threads_max - state.running.len());
+        let looks_out = usize::from(self.looks_out.load(Ordering::SeqCst) != NO_LOOKOUT);
+        let n_more =
+            n_wanted.saturating_sub(state.n_idle + looks_out).min(state.n_threads_max - state.running.len());
         let is_called = n_late > 0 && n_wanted > 0;
+        if is_called {
+            self.call_beside(0);
+        }
         drop(state);
         if is_called {
             self.called.notify_all();
@@ -280,6 +374,7 @@ impl Shared {
 
     /// The guest that comes next, after the one that has had the thread, and what that has cost.
     fn next(&self, idx: usize, mut done: Option<(Place, u64)>) -> Option<Runnable<Place>> {
+        let mut has_looked_out = self.lookout.get().is_none();
         let mut state = self.lock();
         if let Some((place, cost)) = &done {
             state.waiting.charge(place.seat(), *cost);
@@ -296,8 +391,8 @@ impl Shared {
             {
                 state.running[idx] = Running::OnTime(0);
                 state.n_on_time += 1;
-                if state.n_idle > 0 && state.n_waiting() > 0 && state.has_room() {
-                    self.called.notify_one();
+                if state.n_waiting() > 0 && state.has_room() {
+                    self.call_beside(state.n_idle);
                 }
                 return Some(guest);
             }
@@ -308,6 +403,12 @@ impl Shared {
                 // A place takes the lock when it is dropped.
                 drop(state);
                 drop(place);
+                state = self.lock();
+                continue;
+            }
+            if !has_looked_out {
+                drop(state);
+                has_looked_out = !self.be_on_the_lookout();
                 state = self.lock();
                 continue;
             }
@@ -346,168 +447,4 @@ pub(super) fn give_way(niceness: i32) {
 
 pub(super) fn as_ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use std::num::NonZeroU32;
-    use std::sync::atomic::AtomicUsize;
-
-    use tokio::sync::oneshot;
-    use trellis_engine::account::{Account, ActorId, Budget, GuestId, Priority, SessionId};
-
-    use super::*;
-    use crate::thread_time::thread_time;
-
-    /// A guest of a user who has one session.
-    pub(in crate::guest) fn owner(user: u32, guest: u64) -> Owner {
-        Owner {
-            actor: ActorId(user),
-            session: SessionId(u64::from(user)),
-            guest: GuestId(guest),
-            account: Account::new("guest", Budget::UNLIMITED, None),
-        }
-    }
-
-    /// As [`owner`], of a user with a share.
-    pub(in crate::guest) fn owner_with(share: u32, user: u32, guest: u64) -> Owner {
-        let priority = Priority { share: NonZeroU32::new(share).expect("above 0"), rank: 0 };
-        let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
-        Owner { account, ..owner(user, guest) }
-    }
-
-    /// Computes for a millisecond at a time, until it is over.
-    async fn spin(is_over: Arc<AtomicBool>, n_spun: Arc<AtomicUsize>) {
-        while !is_over.load(Ordering::Relaxed) {
-            let begun = thread_time();
-            while thread_time() - begun < Duration::from_millis(1) {
-                std::hint::spin_loop();
-            }
-            n_spun.fetch_add(1, Ordering::Relaxed);
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// How much two users, of whom the first has twenty guests and the second one, have of a thread by their shares.
-    async fn served(shares: [u32; 2]) -> [f64; 2] {
-        let threads = GuestThreads::of(1).expect("a thread");
-        let is_over = Arc::new(AtomicBool::new(false));
-        let counts: Vec<_> = [(1, 20), (2, 1)]
-            .into_iter()
-            .zip(shares)
-            .map(|((user, n_guests), share)| {
-                let n_spun = Arc::<AtomicUsize>::default();
-                for guest in 0..n_guests {
-                    let (owner, clock) = (owner_with(share, user, guest), Arc::default());
-                    threads.spawn(&owner, &clock, spin(is_over.clone(), n_spun.clone()));
-                }
-                n_spun
-            })
-            .collect();
-        while counts.iter().map(|n_spun| n_spun.load(Ordering::Relaxed)).sum::<usize>() < 200 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        is_over.store(true, Ordering::Relaxed);
-        [0, 1].map(|idx| counts[idx].load(Ordering::Relaxed) as f64)
-    }
-
-    #[tokio::test]
-    async fn users_have_what_they_are_due_whatever_their_crowds() {
-        for (shares, ratio) in [([1, 1], 1.0), ([1, 3], 3.0), ([4, 1], 0.25)] {
-            let [crowd, one] = served(shares).await;
-            assert!(crowd + one > 100.0 && (one / crowd / ratio - 1.0).abs() < 0.2, "{crowd} and {one}");
-        }
-    }
-
-    #[tokio::test]
-    async fn who_waited_goes_before_who_computes_all_the_time() {
-        let threads = GuestThreads::of(1).expect("a thread");
-        let (is_over, n_spun) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicUsize>::default());
-        for guest in 0..30 {
-            threads.spawn(&owner(1, guest), &Arc::default(), spin(is_over.clone(), n_spun.clone()));
-        }
-        let (call, mut called) = tokio::sync::mpsc::channel::<oneshot::Sender<usize>>(1);
-        let n_spun_now = {
-            let n_spun = n_spun.clone();
-            move || n_spun.load(Ordering::Relaxed)
-        };
-        let n_spun_then = n_spun_now.clone();
-        threads.spawn(&owner(1, 99), &Arc::default(), async move {
-            while let Some(answer) = called.recv().await {
-                answer.send(n_spun_then()).expect("it is waited for");
-            }
-        });
-        let mut n_before = Vec::new();
-        for _ in 0..20 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            let (answer, answered) = oneshot::channel();
-            let n_at_first = n_spun_now();
-            call.send(answer).await.expect("it listens");
-            n_before.push(answered.await.expect("it answers") - n_at_first);
-        }
-        is_over.store(true, Ordering::Relaxed);
-        n_before.sort_unstable();
-        // The piece that was under way, and what came while the call was on its way; in line it would be thirty.
-        // Where the machine has taken the processor from this test in between, more.
-        assert!(n_before[n_before.len() / 4] <= 3, "{n_before:?}");
-    }
-
-    #[tokio::test]
-    async fn a_guest_has_timers_and_its_time_is_counted() {
-        let threads = GuestThreads::of(2).expect("threads");
-        let (clock, (done, ended)) = (Arc::<CpuClock>::default(), oneshot::channel());
-        threads.spawn(&owner(1, 1), &clock, async move {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            let begun = thread_time();
-            while thread_time() - begun < Duration::from_millis(20) {
-                std::hint::spin_loop();
-            }
-            done.send(()).expect("it is waited for");
-        });
-        ended.await.expect("it ends");
-        while clock.is_running() {
-            tokio::task::yield_now().await;
-        }
-        assert!(clock.used() >= Duration::from_millis(20), "{:?}", clock.used());
-    }
-
-    #[tokio::test]
-    async fn who_is_late_holds_up_nobody() {
-        let threads = GuestThreads::of(1).expect("a thread");
-        let look = threads.look();
-        let (go, gone) = mpsc::channel::<()>();
-        // What no epoch interrupts.
-        threads.spawn(&owner(1, 1), &Arc::default(), async move {
-            gone.recv().expect("it is told");
-        });
-        let mut answers = Vec::new();
-        for guest in 2..5 {
-            let (done, ended) = oneshot::channel();
-            threads.spawn(&owner(2, guest), &Arc::default(), async move {
-                done.send(()).expect("it is waited for");
-            });
-            answers.push(ended);
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        assert!(answers[0].try_recv().is_err(), "there is one thread");
-        (0..=N_LOOKS_LATE).for_each(|_| look());
-        for ended in answers {
-            ended.await.expect("they have another");
-        }
-        go.send(()).expect("it waits");
-        while threads.0.lock().n_idle < 2 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        let state = threads.0.lock();
-        assert_eq!((state.n_on_time, state.running.len()), (0, 2));
-    }
-
-    #[tokio::test]
-    async fn a_panic_costs_no_thread() {
-        let threads = GuestThreads::of(1).expect("a thread");
-        threads.spawn(&owner(1, 1), &Arc::default(), async { panic!("an injected panic") });
-        let (done, ended) = oneshot::channel();
-        threads.spawn(&owner(1, 2), &Arc::default(), async move { done.send(()).expect("it is waited for") });
-        ended.await.expect("it ends");
-    }
 }

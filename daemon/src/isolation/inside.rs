@@ -1,6 +1,6 @@
 //! The life of a process of guests: takes what the daemon says, and runs the guests.
 //!
-//! The thread that reads never waits for anything but the daemon: what guests wait for comes through it.
+//! What guests wait for comes through whoever `listens`, which waits for nothing but the daemon.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,6 +16,7 @@ use trellis_engine::remote::{Asked, FarEngine, FarModel, Numbers, Spokesman};
 use super::attend::{Order, Started, attend_all};
 use super::budgets::{Bank as _, FarAccounts, OF_A_GUEST};
 use super::channel::{ChannelError, Receiver, Sender};
+use super::listening::Listening;
 use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, Step, ToGuests, decode,
 };
@@ -49,11 +50,16 @@ pub(crate) enum InsideError {
 /// As [`serve`]; what goes wrong is said to the daemon's log.
 pub(crate) fn live(sender: Sender, receiver: Receiver) {
     if let Err(error) = serve(sender, receiver) {
-        eprintln!("{error}");
-        std::process::exit(1);
+        fail(&error);
     }
     // Guests that still run end with the process.
     std::process::exit(0);
+}
+
+/// Ends the process; the daemon's log has why.
+pub(super) fn fail(error: &InsideError) -> ! {
+    eprintln!("{error}");
+    std::process::exit(1)
 }
 
 /// Runs guests until the daemon is gone.
@@ -66,19 +72,15 @@ fn serve(sender: Sender, mut receiver: Receiver) -> Result<(), InsideError> {
         return Ok(());
     }
     let ToGuests::Begin(begin) = decode(&frame)? else { return Err(InsideError::NotBegun) };
-    let mut inside = Inside::begin(*begin, Up::new(sender))?;
-    loop {
-        match receiver.recv(&mut frame) {
-            Ok(()) => {}
-            // The daemon is gone, or wants nothing more of this process.
-            Err(ChannelError::Closed) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-        inside.take(decode(&frame)?)?;
-    }
+    let inside = Inside::begin(*begin, Up::new(sender))?;
+    let pool = inside.pool.clone();
+    let listening = Listening::new(receiver, inside);
+    pool.listen_when_idle(listening.clone());
+    listening.listen()
 }
 
-struct Inside {
+/// What a process of guests has.
+pub(super) struct Inside {
     numbers: Numbers,
     limits: Arc<GuestLimits>,
     up: Arc<Up>,
@@ -124,7 +126,8 @@ impl Inside {
         })
     }
 
-    fn take(&mut self, message: ToGuests) -> Result<(), InsideError> {
+    /// Does what the daemon says.
+    pub(super) fn take(&mut self, message: ToGuests) -> Result<(), InsideError> {
         match message {
             ToGuests::Begin(_) => return Err(InsideError::NotBegun),
             ToGuests::Answer { engine, answered } => self.engine(engine)?.deliver([answered]),

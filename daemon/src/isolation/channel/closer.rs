@@ -35,11 +35,11 @@ pub(super) struct State {
     layout: Arc<Layout>,
     side: Side,
     /// What wakes the other side.
-    peer_bells: [Bell; 2],
+    peer_bells: [Bell; 3],
 }
 
 impl State {
-    pub(super) fn new(layout: Arc<Layout>, side: Side, peer_bells: [Bell; 2]) -> Result<Self, ChannelError> {
+    pub(super) fn new(layout: Arc<Layout>, side: Side, peer_bells: [Bell; 3]) -> Result<Self, ChannelError> {
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { ended: AtomicU8::new(OPEN), alarm, layout, side, peer_bells })
     }

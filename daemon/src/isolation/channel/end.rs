@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
 
 use super::bell::Bell;
 use super::closer::{Closer, Ending, State};
 use super::error::ChannelError;
+use super::patience::{N_LOOKS, Patience};
 use super::ring::{Ring, Role};
+use super::sleeper::{Place, Sleeper};
 
-/// How long an end looks by itself before it sleeps: some times what waking a thread takes.
-const POLL_TIME: Duration = Duration::from_micros(20);
+/// Beside a position at which an end wants to be woken: it sleeps in the second place. Positions do not come so far.
+const IN_SECOND_PLACE: u64 = 1 << 63;
 
-/// The part of it in which the processor is not offered to others.
-const SPIN_TIME: Duration = Duration::from_micros(10);
-
-/// Looks between two questions for the time.
-const N_LOOKS: u32 = 32;
+/// What is rung for an end, by the place in which it sleeps, and what it rings for the other.
+#[derive(Debug)]
+pub(super) struct Bells {
+    pub(super) own: [Bell; 2],
+    pub(super) peer: [Bell; 2],
+}
 
 #[derive(Debug)]
 pub(super) struct End {
@@ -27,15 +29,13 @@ pub(super) struct End {
     /// Where the other end was when it was last looked for.
     peer: u64,
     state: Arc<State>,
-    /// Rung for this end.
-    bell: Bell,
-    /// Rung for the other end.
-    peer_bell: Bell,
+    bells: Bells,
+    patience: Patience,
 }
 
 impl End {
-    pub(super) fn new(ring: Ring, role: Role, state: Arc<State>, bell: Bell, peer_bell: Bell) -> Self {
-        Self { ring, role, position: 0, peer: 0, state, bell, peer_bell }
+    pub(super) fn new(ring: Ring, role: Role, state: Arc<State>, bells: Bells) -> Self {
+        Self { ring, role, position: 0, peer: 0, state, bells, patience: Patience::default() }
     }
 
     pub(super) fn position(&self) -> u64 {
@@ -106,9 +106,9 @@ impl End {
         fence(Ordering::SeqCst);
         let wakes_at = self.ring.wakes_at(self.role.other());
         let at = wakes_at.load(Ordering::Relaxed);
-        if at != 0 && self.position >= at {
+        if at != 0 && self.position >= at & !IN_SECOND_PLACE {
             wakes_at.store(0, Ordering::Relaxed);
-            self.peer_bell.ring()?;
+            self.bells.peer[usize::from(at & IN_SECOND_PLACE != 0)].ring()?;
         }
         Ok(())
     }
@@ -119,33 +119,56 @@ impl End {
         if n_ready >= n_words {
             return Ok(n_ready);
         }
-        if let Some(n_ready) = self.poll_for(n_words)? {
+        if let Some(n_ready) = self.poll_for(n_words, || false)? {
             return Ok(n_ready);
         }
+        let result = loop {
+            match self.call(n_words, Place::First) {
+                Ok(None) => {}
+                Ok(Some(n_ready)) => break Ok(n_ready),
+                Err(error) => break Err(error),
+            }
+            if let Err(error) = self.bells.own[0].wait(self.state.alarm()) {
+                break Err(error);
+            }
+        };
+        self.recall();
+        result
+    }
+
+    /// Has the other end wake whoever sleeps in this place once so many words can be read or written; returns how many they
+    /// are where they can be already.
+    pub(super) fn call(&mut self, n_words: u64, place: Place) -> Result<Option<u64>, ChannelError> {
         let wakes_at = match self.role {
             Role::Reader => self.position + n_words,
             // Less than `n_words` are free, so that this is beyond the reader's position, and not 0.
             Role::Writer => self.position + n_words - self.ring.n_words(),
         };
-        let result = loop {
-            self.ring.wakes_at(self.role).store(wakes_at, Ordering::Relaxed);
-            // See `wake_peer`.
-            fence(Ordering::SeqCst);
-            match self.ready(n_words) {
-                Ok(None) => {}
-                Ok(Some(n_ready)) => break Ok(n_ready),
-                Err(error) => break Err(error),
-            }
-            if let Err(error) = self.bell.wait(self.state.alarm()) {
-                break Err(error);
-            }
-        };
-        self.ring.wakes_at(self.role).store(0, Ordering::Relaxed);
-        result
+        let place = if place == Place::Second { IN_SECOND_PLACE } else { 0 };
+        self.ring.wakes_at(self.role).store(wakes_at | place, Ordering::Relaxed);
+        // See `wake_peer`.
+        fence(Ordering::SeqCst);
+        self.ready(n_words)
     }
 
-    fn poll_for(&mut self, n_words: u64) -> Result<Option<u64>, ChannelError> {
-        let start = Instant::now();
+    /// Nobody is to be woken.
+    pub(super) fn recall(&self) {
+        self.ring.wakes_at(self.role).store(0, Ordering::Relaxed);
+    }
+
+    /// What sleeps in a place.
+    pub(super) fn sleeper(&self, place: Place) -> Sleeper {
+        let bell = self.bells.own[usize::from(place == Place::Second)].clone();
+        Sleeper { bell, state: Arc::clone(&self.state) }
+    }
+
+    /// Looks for a while whether so many words can be read or written, unless something else is to be done.
+    pub(super) fn poll_for(
+        &mut self,
+        n_words: u64,
+        is_called: impl Fn() -> bool,
+    ) -> Result<Option<u64>, ChannelError> {
+        let mut wait = self.patience.begin();
         loop {
             for _ in 0..N_LOOKS {
                 if let Some(n_ready) = self.ready(n_words)? {
@@ -153,14 +176,15 @@ impl End {
                 }
                 std::hint::spin_loop();
             }
-            let elapsed = start.elapsed();
-            if elapsed >= POLL_TIME {
+            if is_called() || !self.patience.goes_on(&mut wait) {
                 return Ok(None);
             }
-            if elapsed >= SPIN_TIME {
-                std::thread::yield_now();
-            }
         }
+    }
+
+    /// Something has come, after a wait or at once.
+    pub(super) fn note_come(&mut self) {
+        self.patience.note_come();
     }
 
     /// The words, if there are so many; an error if there will never be.

@@ -4,8 +4,9 @@
 //!   in pieces.
 //! - Goes out: the same frames in the same order, in the other process; [`ChannelFds`], by which that process gets at its end.
 //! - On the way: `memory` is the mapping, `ring` what lies where in it; `end` knows where the two ends of a ring are and makes
-//!   them wait for each other, for a while by looking, then asleep on a `bell`; `closer` ends it all. A system call is made only
-//!   to sleep and to wake who sleeps.
+//!   them wait for each other, for a while by looking (`patience`), then asleep on a `bell`; `closer` ends it all. A system call is made only
+//!   to sleep and to wake who sleeps. Two threads of a process may take turns at receiving, each asleep in a place of its own
+//!   (`sleeper`): who receives says which of the two is woken next.
 //! - Must not happen: trust in a word that the other process may write: what it says of its position is held against where it
 //!   was and can be, what it says of a length against the bound, and each is read once. A panic, an access beyond the memory or
 //!   a wait that [`Closer`] does not end, whatever stands in the memory.
@@ -15,9 +16,11 @@ mod closer;
 mod end;
 mod error;
 mod memory;
+mod patience;
 mod receiver;
 mod ring;
 mod sender;
+mod sleeper;
 #[cfg(test)]
 mod tests;
 
@@ -28,38 +31,42 @@ pub use closer::Closer;
 pub use error::ChannelError;
 pub use receiver::Receiver;
 pub use sender::Sender;
+pub use sleeper::{Place, Sleeper};
 
 use bell::Bell;
 use closer::State;
-use end::End;
+use end::{Bells, End};
 use ring::{Layout, Ring, Role, Side};
 
 /// Bytes of a ring, unless another size is asked for.
 pub const RING_BYTES: usize = 1 << 20;
 
 /// Descriptors of a channel, number of.
-pub const N_CHANNEL_FDS: usize = 5;
+pub const N_CHANNEL_FDS: usize = 1 + N_BELLS;
+
+/// Three for each side: for its reader in its two places, and for its writer.
+const N_BELLS: usize = 6;
 
 /// What the other process gets its end of a channel from.
 #[derive(Debug)]
 pub struct ChannelFds {
     memory: OwnedFd,
     /// For the reader and the writer at the maker's side, then for those at the taker's.
-    bells: [OwnedFd; 4],
+    bells: [OwnedFd; N_BELLS],
 }
 
 impl ChannelFds {
     /// In the order in which [`from_array`](Self::from_array) takes them.
     #[must_use]
     pub fn into_array(self) -> [OwnedFd; N_CHANNEL_FDS] {
-        let [a, b, c, d] = self.bells;
-        [self.memory, a, b, c, d]
+        let [a, b, c, d, e, f] = self.bells;
+        [self.memory, a, b, c, d, e, f]
     }
 
     /// As they came from [`into_array`](Self::into_array).
     #[must_use]
-    pub fn from_array([memory, a, b, c, d]: [OwnedFd; N_CHANNEL_FDS]) -> Self {
-        Self { memory, bells: [a, b, c, d] }
+    pub fn from_array([memory, bells @ ..]: [OwnedFd; N_CHANNEL_FDS]) -> Self {
+        Self { memory, bells }
     }
 }
 
@@ -78,12 +85,14 @@ impl Channel {
     /// The size is not one, or the system gives no memory or descriptors.
     pub fn pair(ring_bytes: usize, frame_bytes_max: usize) -> Result<(Self, ChannelFds), ChannelError> {
         let (layout, memory) = Layout::create(ring_bytes)?;
-        let bells = [Bell::new()?, Bell::new()?, Bell::new()?, Bell::new()?];
-        let mut fds = Vec::new();
-        for bell in &bells {
+        let (mut bells, mut fds) = (Vec::new(), Vec::new());
+        for _ in 0..N_BELLS {
+            let bell = Bell::new()?;
             fds.push(bell.0.try_clone()?);
+            bells.push(bell);
         }
         let fds = ChannelFds { memory, bells: fds.try_into().expect("as many as bells") };
+        let bells = bells.try_into().expect("as many as were made");
         Ok((Self::new(layout, Side::Maker, bells, frame_bytes_max)?, fds))
     }
 
@@ -100,19 +109,22 @@ impl Channel {
     fn new(
         layout: Layout,
         side: Side,
-        [maker_reads, maker_writes, taker_reads, taker_writes]: [Bell; 4],
+        [first, second, writes, peer_first, peer_second, peer_writes]: [Bell; N_BELLS],
         frame_bytes_max: usize,
     ) -> Result<Self, ChannelError> {
         let layout = Arc::new(layout);
-        let (reads, writes, peer_reads, peer_writes) = match side {
-            Side::Maker => (maker_reads, maker_writes, taker_reads, taker_writes),
-            Side::Taker => (taker_reads, taker_writes, maker_reads, maker_writes),
+        let (maker, taker) = ([first, second, writes], [peer_first, peer_second, peer_writes]);
+        let ([first, second, writes], peer) = match side {
+            Side::Maker => (maker, taker),
+            Side::Taker => (taker, maker),
         };
-        let peer_bells = [peer_reads.clone(), peer_writes.clone()];
-        let state = Arc::new(State::new(Arc::clone(&layout), side, peer_bells)?);
+        let state = Arc::new(State::new(Arc::clone(&layout), side, peer.clone())?);
+        let [peer_first, peer_second, peer_writes] = peer;
         let ring = |writer| Ring::new(Arc::clone(&layout), writer);
-        let writer = End::new(ring(side), Role::Writer, Arc::clone(&state), writes, peer_reads);
-        let reader = End::new(ring(side.other()), Role::Reader, state, reads, peer_writes);
+        let writer = Bells { own: [writes.clone(), writes], peer: [peer_first, peer_second] };
+        let writer = End::new(ring(side), Role::Writer, Arc::clone(&state), writer);
+        let reader = Bells { own: [first, second], peer: [peer_writes.clone(), peer_writes] };
+        let reader = End::new(ring(side.other()), Role::Reader, state, reader);
         Ok(Self {
             sender: Sender::new(writer, frame_bytes_max),
             receiver: Receiver::new(reader, frame_bytes_max),

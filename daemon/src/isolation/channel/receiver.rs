@@ -4,6 +4,7 @@ use super::closer::Closer;
 use super::end::End;
 use super::error::ChannelError;
 use super::ring::WORD_BYTES;
+use super::sleeper::{Place, Sleeper};
 
 /// Receives the frames of the other process. Dropping it closes the channel.
 #[derive(Debug)]
@@ -40,10 +41,46 @@ impl Receiver {
         self.end.check_open()?;
         let is_whole = self.take()?;
         if is_whole {
+            self.end.note_come();
             self.n_missing = None;
             std::mem::swap(into, &mut self.partial);
         }
         Ok(is_whole)
+    }
+
+    /// As [`try_recv`](Self::try_recv), looking for a while, unless something else is to be done: some times what waking a thread
+    /// takes.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn poll(&mut self, into: &mut Vec<u8>, is_called: impl Fn() -> bool) -> Result<bool, ChannelError> {
+        loop {
+            if self.try_recv(into)? {
+                return Ok(true);
+            }
+            if self.end.poll_for(1, &is_called)?.is_none() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Has whoever sleeps in this place woken, and nobody else, once something comes. Whether nothing has come already.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn call(&mut self, place: Place) -> Result<bool, ChannelError> {
+        Ok(self.end.call(1, place)?.is_none())
+    }
+
+    /// Has nobody woken: this thread receives.
+    pub fn recall(&mut self) {
+        self.end.recall();
+    }
+
+    /// What sleeps in a place, while others may have the receiver.
+    #[must_use]
+    pub fn sleeper(&self, place: Place) -> Sleeper {
+        self.end.sleeper(place)
     }
 
     /// What ends the channel from any thread.

@@ -113,6 +113,55 @@ fn a_slow_end_is_waited_for_asleep() {
 }
 
 #[test]
+fn two_threads_that_receive_in_turns_miss_nothing() {
+    const N_FRAMES: usize = 3_000;
+    soon(|| {
+        let (maker, taker) = pair(RING, FRAME_MAX);
+        let ((mut to, _from), (_to, receiver)) = (maker.split(), taker.split());
+        let places = [Place::First, Place::Second];
+        let sleepers = places.map(|place| receiver.sleeper(place));
+        let received = std::sync::Mutex::new((receiver, 0));
+        let taken = std::sync::Mutex::new([0; 2]);
+        thread::scope(|scope| {
+            for (idx, place) in places.into_iter().enumerate() {
+                let (sleepers, received, taken) = (&sleepers, &received, &taken);
+                scope.spawn(move || {
+                    let mut got = Vec::new();
+                    loop {
+                        let mut guard = received.lock().expect("no panic");
+                        let (receiver, n) = &mut *guard;
+                        receiver.recall();
+                        while receiver.poll(&mut got, || false).expect("received") {
+                            assert!(got == frame(*n, *n % 100), "frame {n}");
+                            *n += 1;
+                            taken.lock().expect("no panic")[idx] += 1;
+                        }
+                        if *n == N_FRAMES {
+                            break sleepers[1 - idx].rouse().expect("roused");
+                        }
+                        let (may_sleep, gives_way) = (receiver.call(place).expect("called"), *n % 8 == 0);
+                        drop(guard);
+                        if gives_way {
+                            sleepers[1 - idx].rouse().expect("roused");
+                        }
+                        if may_sleep {
+                            sleepers[idx].sleep().expect("slept");
+                        }
+                    }
+                });
+            }
+            for idx in 0..N_FRAMES {
+                to.send(&frame(idx, idx % 100)).expect("sent");
+                if idx % 50 == 0 {
+                    thread::sleep(Duration::from_micros(300));
+                }
+            }
+        });
+        println!("{taken:?}");
+    });
+}
+
+#[test]
 fn what_does_not_fit_is_refused_or_left() {
     let (maker, taker) = pair(RING, 2 * RING);
     let (mut to, mut from) = maker.split();
@@ -304,8 +353,8 @@ fn whatever_the_other_process_writes_nothing_panics_or_hangs() {
                         };
                         words[at as usize].store(word, Ordering::Relaxed);
                         match place >> 60 {
-                            0 => bells[(place >> 58 & 3) as usize].ring().expect("rung"),
-                            1 => emptied(&bells[(place >> 58 & 3) as usize].0),
+                            0 => bells[(place >> 57 & 7) as usize % N_BELLS].ring().expect("rung"),
+                            1 => emptied(&bells[(place >> 57 & 7) as usize % N_BELLS].0),
                             _ => {}
                         }
                     }
