@@ -98,11 +98,26 @@ pub enum OutputRefused {
 #[derive(Clone, Debug)]
 pub struct OutputSender {
     credit: Arc<Semaphore>,
-    queue: mpsc::UnboundedSender<Queued>,
+    way: Way,
     /// Where what is sent is noted, if it is recorded.
     tape: Option<Arc<Tape>>,
     /// Who pays for what is sent until it is read, if anybody does.
     payer: Option<Arc<Account>>,
+}
+
+/// How outputs come to the session.
+#[derive(Clone, Debug)]
+enum Way {
+    /// By a queue.
+    Queue(mpsc::UnboundedSender<Queued>),
+    /// By what takes them at once.
+    Sink(Arc<dyn Sink>),
+}
+
+/// Takes a guest's outputs to another process, on the guest's thread.
+pub(crate) trait Sink: std::fmt::Debug + Send + Sync {
+    /// Takes one, after all that it was given before.
+    fn take(&self, output: GuestOutput);
 }
 
 /// An output that the session has not read.
@@ -134,8 +149,33 @@ const CREDIT_MAX: usize = Semaphore::MAX_PERMITS / 2;
 pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
     let credit = Arc::new(Semaphore::new(credit_bytes.min(CREDIT_MAX)));
     let (tx, rx) = mpsc::unbounded_channel();
-    let sender = OutputSender { credit: credit.clone(), queue: tx, tape: None, payer: None };
+    let sender = OutputSender { credit: credit.clone(), way: Way::Queue(tx), tape: None, payer: None };
     (sender, OutputReceiver { credit, queue: rx })
+}
+
+/// The sender of a guest whose session is in another process, without credit at first; and what gives it credit, until it is
+/// dropped.
+pub(crate) fn output_to(sink: Arc<dyn Sink>) -> (OutputSender, Creditor) {
+    let credit = Arc::new(Semaphore::new(0));
+    let sender = OutputSender { credit: credit.clone(), way: Way::Sink(sink), tape: None, payer: None };
+    (sender, Creditor(Granter(credit)))
+}
+
+/// Stands for the client of a guest whose outputs go to a [`Sink`]. Once this is dropped the client is gone.
+#[derive(Debug)]
+pub(crate) struct Creditor(Granter);
+
+impl Creditor {
+    /// Lets the guest send so many bytes more.
+    pub(crate) fn grant(&self, n_bytes: usize) {
+        self.0.grant(n_bytes);
+    }
+}
+
+impl Drop for Creditor {
+    fn drop(&mut self) {
+        self.0.0.close();
+    }
 }
 
 impl OutputSender {
@@ -235,11 +275,22 @@ impl OutputSender {
     }
 
     fn charge(&self, n_bytes: u32) -> Result<Option<HostCharge>, BudgetExceeded> {
-        self.payer.as_ref().map(|account| HostCharge::new(account, u64::from(n_bytes))).transpose()
+        // What a sink takes is not kept here.
+        let payer = self.payer.as_ref().filter(|_| matches!(self.way, Way::Queue(_)));
+        payer.map(|account| HostCharge::new(account, u64::from(n_bytes))).transpose()
     }
 
     fn push(&self, output: GuestOutput, charge: Option<HostCharge>) -> Result<(), OutputRefused> {
-        self.queue.send(Queued { output, _charge: charge }).map_err(|_| OutputRefused::Closed)
+        match &self.way {
+            Way::Queue(queue) => {
+                queue.send(Queued { output, _charge: charge }).map_err(|_| OutputRefused::Closed)
+            }
+            Way::Sink(_) if self.is_closed() => Err(OutputRefused::Closed),
+            Way::Sink(sink) => {
+                sink.take(output);
+                Ok(())
+            }
+        }
     }
 
     fn note(&self, output: &GuestOutput) {
@@ -270,22 +321,16 @@ impl OutputReceiver {
 
     /// Lets the guest send so many bytes more.
     pub fn grant(&self, n_bytes: usize) {
-        self.granter().grant(n_bytes);
-    }
-
-    /// What lets the guest send more while somebody waits for what it sends.
-    pub(crate) fn granter(&self) -> Granter {
-        Granter(self.credit.clone())
+        Granter(self.credit.clone()).grant(n_bytes);
     }
 }
 
-/// Lets a guest send more. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct Granter(Arc<Semaphore>);
+/// Lets a guest send more.
+#[derive(Debug)]
+struct Granter(Arc<Semaphore>);
 
 impl Granter {
-    /// Lets it send so many bytes more.
-    pub(crate) fn grant(&self, n_bytes: usize) {
+    fn grant(&self, n_bytes: usize) {
         // What a guest that waits for more has got already is not among those that are available, and may come back.
         let room = CREDIT_MAX.saturating_sub(self.0.available_permits());
         self.0.add_permits(n_bytes.min(room));

@@ -64,7 +64,7 @@ pub use error::{GuestEnd, GuestError};
 pub(crate) use guest_models::GuestModels;
 pub use guests::{GuestHost, GuestHostConfig};
 pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, message_charge};
-pub(crate) use io::Granter;
+pub(crate) use io::{Creditor, Sink, output_to};
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
 pub(crate) use names::{list as listed_names, name as shown_name};

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId};
 
 use super::message::{FromGuests, Seen, Start};
 use super::teller::Up;
 use crate::guest::{
-    Granter, GuestActivity, GuestEnd, GuestError, GuestInfo, GuestIo, GuestLimits, GuestPool, GuestStop,
-    InboxSender, Launch, OutputReceiver, Program, RunningGuest, Tape, inbox, message_charge, output_channel,
+    Creditor, GuestActivity, GuestEnd, GuestError, GuestInfo, GuestIo, GuestLimits, GuestOutput, GuestPool,
+    GuestStop, InboxSender, Launch, Program, RunningGuest, Sink, Tape, inbox, message_charge, output_to,
 };
 
 /// How often the daemon is told what guests use.
@@ -41,8 +40,8 @@ pub(crate) struct Started {
 
 /// What is kept of a guest that runs.
 struct Attended {
-    granter: Granter,
-    client_gone: CancellationToken,
+    /// None once its client is gone.
+    creditor: Option<Creditor>,
     messages: Option<mpsc::UnboundedSender<String>>,
     stop: GuestStop,
     told: Option<Seen>,
@@ -97,12 +96,14 @@ fn carry_out(order: Order, guests: &mut HashMap<GuestId, Attended>) {
         Order::Start(_) => {}
         Order::Credit { guest, n_bytes } => {
             if let Some(attended) = guests.get(&guest) {
-                attended.granter.grant(n_bytes);
+                if let Some(creditor) = &attended.creditor {
+                    creditor.grant(n_bytes);
+                }
             }
         }
         Order::ClientGone { guest } => {
-            if let Some(attended) = guests.get(&guest) {
-                attended.client_gone.cancel();
+            if let Some(attended) = guests.get_mut(&guest) {
+                attended.creditor = None;
             }
         }
         Order::Message { guest, text } => {
@@ -132,7 +133,7 @@ fn start(
 ) -> Result<Attended, GuestError> {
     let Started { start, program, account, session } = started;
     let id = start.guest;
-    let (output, receiver) = output_channel(0);
+    let (output, creditor) = output_to(Arc::new(ToDaemon { guest: id, up: up.clone() }));
     let (sender, input) = inbox(limits.n_messages, limits.inbox_bytes);
     let tape = start.is_recorded.then(|| Tape::record(program.hash(), limits));
     let launch = Launch {
@@ -150,18 +151,16 @@ fn start(
     };
     let running = pool.start(id, account, launch, GuestIo { output, input }, tape)?;
     let stop = running.stop.clone();
-    let (granter, client_gone) = (receiver.granter(), CancellationToken::new());
-    let gone = client_gone.clone();
     let (messages, given) = mpsc::unbounded_channel();
     tokio::spawn(pass_in(id, session, given, sender, up.clone()));
     let up = up.clone();
     tokio::spawn(async move {
-        let end = pass_out(id, &up, running, receiver, gone).await;
+        let end = see_to_its_end(running).await;
         tell_end(&up, id, end);
         // Nobody attends any more.
         let _ = ended.send(id);
     });
-    Ok(Attended { granter, client_gone, messages: Some(messages), stop, told: None })
+    Ok(Attended { creditor: Some(creditor), messages: Some(messages), stop, told: None })
 }
 
 /// Brings a guest its messages. The daemon keeps back those for which there is no room.
@@ -183,49 +182,28 @@ async fn pass_in(
     }
 }
 
-/// Brings the daemon what a guest sends, until it has ended.
-async fn pass_out(
-    id: GuestId,
-    up: &Up,
-    running: RunningGuest,
-    receiver: OutputReceiver,
-    client_gone: CancellationToken,
-) -> GuestEnd {
-    let RunningGuest { mut end, stop, models, .. } = running;
-    let mut receiver = Some(receiver);
-    let mut lost = Some(Box::pin(async move { models.wait_for_loss().await }));
-    let end = loop {
-        let receiver_is_there = receiver.is_some();
-        let output = async {
-            match &mut receiver {
-                Some(receiver) => receiver.recv().await,
-                None => std::future::pending().await,
-            }
-        };
-        let is_lost = async {
-            match &mut lost {
-                Some(lost) => lost.await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            end = &mut end => break end,
-            output = output => match output {
-                Some(output) => up.say(&FromGuests::Output { guest: id, output }),
-                None => receiver = None,
-            },
-            () = client_gone.cancelled(), if receiver_is_there => receiver = None,
-            () = is_lost => {
-                lost = None;
-                stop.stop();
-            }
-        }
-    };
-    while let Some(output) = receiver.as_mut().and_then(OutputReceiver::try_recv) {
-        up.say(&FromGuests::Output { guest: id, output });
+/// Takes what a guest sends to the daemon.
+#[derive(Debug)]
+struct ToDaemon {
+    guest: GuestId,
+    up: Arc<Up>,
+}
+
+impl Sink for ToDaemon {
+    fn take(&self, output: GuestOutput) {
+        self.up.say(&FromGuests::Output { guest: self.guest, output });
     }
-    end
+}
+
+/// Waits until a guest has ended, and stops it once a model is lost that it needs.
+async fn see_to_its_end(running: RunningGuest) -> GuestEnd {
+    let RunningGuest { mut end, stop, models, .. } = running;
+    tokio::select! {
+        biased;
+        end = &mut end => return end,
+        () = models.wait_for_loss() => stop.stop(),
+    }
+    end.await
 }
 
 fn tell_end(up: &Up, guest: GuestId, end: GuestEnd) {
