@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_engine::account::{Account, Counted, GuestId, StepNote};
-use trellis_engine::model::Model;
 use trellis_engine::remote::{Asked, FarEngine, FarModel, Numbers, Spokesman};
 
 use super::attend::{Order, Started, attend_all};
 use super::budgets::{Bank as _, FarAccounts, OF_A_GUEST};
-use super::channel::{ChannelError, Receiver, Sender};
+use super::channel::{ChannelError, Place, Receiver, Sender, Sleeper};
+use super::coming::{Arrived, Coming};
 use super::listening::Listening;
 use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, Step, ToGuests, decode,
@@ -72,7 +72,7 @@ fn serve(sender: Sender, mut receiver: Receiver) -> Result<(), InsideError> {
         return Ok(());
     }
     let ToGuests::Begin(begin) = decode(&frame)? else { return Err(InsideError::NotBegun) };
-    let inside = Inside::begin(*begin, Up::new(sender))?;
+    let inside = Inside::begin(*begin, Up::new(sender), receiver.sleeper(Place::First))?;
     let pool = inside.pool.clone();
     let listening = Listening::new(receiver, inside);
     pool.listen_when_idle(listening.clone());
@@ -89,6 +89,7 @@ pub(super) struct Inside {
     pool: Arc<GuestPool>,
     models: Models,
     engines: Vec<(Arc<FarEngine>, DeviceWatch)>,
+    coming: Coming,
     far_models: HashMap<ModelNumber, (FarModel, AbortOnDropHandle<()>)>,
     programs: HashMap<[u8; 32], Program>,
     accounts_of: HashMap<GuestId, (Weak<Account>, Instant)>,
@@ -97,7 +98,8 @@ pub(super) struct Inside {
 }
 
 impl Inside {
-    fn begin(begin: Begin, up: Arc<Up>) -> Result<Self, InsideError> {
+    /// `first` is where the thread sleeps that takes models.
+    fn begin(begin: Begin, up: Arc<Up>, first: Sleeper) -> Result<Self, InsideError> {
         let Begin { actor, numbers, limits, budgets } = begin;
         let limits = Arc::new(limits);
         let models = Models::new(Vec::new(), Vec::new());
@@ -118,6 +120,7 @@ impl Inside {
             pool,
             models,
             engines: Vec::new(),
+            coming: Coming::new(first),
             far_models: HashMap::new(),
             programs: HashMap::new(),
             accounts_of: HashMap::new(),
@@ -128,6 +131,27 @@ impl Inside {
 
     /// Does what the daemon says.
     pub(super) fn take(&mut self, message: ToGuests) -> Result<(), InsideError> {
+        match self.coming.pass(message) {
+            Some(message) => self.carry_out(message),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes models that have been read meanwhile, and what waits for them.
+    pub(super) fn take_models(&mut self) -> Result<(), InsideError> {
+        while let Some((arrived, held)) = self.coming.arrived() {
+            let Arrived { model, engine, facts, loaded } = arrived;
+            let far = self.engine(engine)?.add(*facts, Arc::new(loaded?));
+            let told = self.runtime.spawn(tell_held(self.up.clone(), model, far.handle().clone()));
+            self.far_models.insert(model, (far, AbortOnDropHandle::new(told)));
+            for message in held {
+                self.take(message)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, message: ToGuests) -> Result<(), InsideError> {
         match message {
             ToGuests::Begin(_) => return Err(InsideError::NotBegun),
             ToGuests::Answer { engine, answered } => self.engine(engine)?.deliver([answered]),
@@ -137,10 +161,7 @@ impl Inside {
             ToGuests::Engine { device, .. } => self.add_engine(device),
             ToGuests::EngineEnded { engine, failure } => self.engine(engine)?.end(failure),
             ToGuests::Model { model, engine, facts, card } => {
-                let loaded = Arc::new(Model::without_weights(*card)?);
-                let far = self.engine(engine)?.add(*facts, loaded);
-                let told = self.runtime.spawn(tell_held(self.up.clone(), model, far.handle().clone()));
-                self.far_models.insert(model, (far, AbortOnDropHandle::new(told)));
+                self.coming.read(model, engine, facts, *card)?;
             }
             ToGuests::ModelFailed { model, failure } => {
                 if let Some((far, _)) = self.far_models.get(&model) {

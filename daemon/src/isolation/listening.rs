@@ -60,6 +60,7 @@ impl State {
     /// Takes all that has come, and has the first thread woken for what comes.
     fn take_all(&mut self) -> Result<(), InsideError> {
         loop {
+            self.inside.take_models()?;
             if let Some(left) = self.left.take() {
                 self.inside.take(left)?;
             }

@@ -19,6 +19,7 @@ mod attend;
 mod budgets;
 pub mod channel;
 mod child;
+mod coming;
 mod complaints;
 pub mod confine;
 mod error;
