@@ -103,7 +103,10 @@ impl Keeper {
             state: Mutex::default(),
             lost: watch::Sender::new(None),
         });
-        let (limits, budgets) = ((*limits).clone(), UserBudgets::of(session));
+        // Its guests are those of one user: what is laid out for guests is for no more than that.
+        let n_guests = limits.n_guests.min(limits.n_guests_per_user);
+        let limits = GuestLimits { n_guests, ..(*limits).clone() };
+        let budgets = UserBudgets::of(session);
         keeper.outgoing.put(ToGuests::Begin(Box::new(Begin { actor, numbers, limits, budgets })));
         keeper.announce(&models);
         keeper.runtime.spawn(keeper.clone().follow(models));
