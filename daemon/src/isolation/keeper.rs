@@ -24,8 +24,11 @@ use super::outgoing::{Answers, Outgoing, Pen};
 use crate::guest::{GuestEnd, GuestLimits, InboxReceiver};
 use crate::models::Models;
 
-/// How long a guest that is stopped may take to end before its process is.
-const STOP_TIME: Duration = Duration::from_secs(5);
+/// How long a guest that is stopped may take to end before its process is, and with it all guests of its user. What no epoch
+/// interrupts (host calls that encode a text or build a constraint of the largest size, a copy of all of a memory) takes a second
+/// or two alone, and its share of a busy machine is a small part of a processor: one that comes to its end by itself is not to
+/// take others with it. One that never does holds a thread, and nobody's work, meanwhile.
+const STOP_TIME: Duration = Duration::from_secs(20);
 
 /// How long after the last word of a process its end is waited for.
 const END_TIME: Duration = Duration::from_millis(500);
