@@ -4,6 +4,7 @@
 //! so that a thread of guests which has none to run listens in its place: it finds the guest woken without another thread in
 //! between. When it goes to run one, the first thread is the one that is woken again, without a word to it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::channel::{ChannelError, Place, Receiver, Sleeper};
@@ -14,6 +15,8 @@ use crate::guest::Lookout;
 /// The way in of a process of guests.
 pub(super) struct Listening {
     state: Mutex<State>,
+    /// Whether a thread of guests listens, or sleeps until something comes.
+    is_looked_after: AtomicBool,
     /// Where the first thread sleeps.
     first: Sleeper,
     /// Where a thread of guests does.
@@ -32,7 +35,7 @@ impl Listening {
     pub(super) fn new(receiver: Receiver, inside: Inside) -> Arc<Self> {
         let (first, second) = (receiver.sleeper(Place::First), receiver.sleeper(Place::Second));
         let state = State { receiver, inside, frame: Vec::new(), left: None };
-        Arc::new(Self { state: Mutex::new(state), first, second })
+        Arc::new(Self { state: Mutex::new(state), is_looked_after: AtomicBool::new(false), first, second })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -45,7 +48,7 @@ impl Listening {
     /// The channel is broken, or the daemon says what has no meaning.
     pub(super) fn listen(&self) -> Result<(), InsideError> {
         loop {
-            match self.lock().take_all() {
+            match self.lock().take_all(&self.is_looked_after) {
                 Ok(()) => {}
                 // The daemon is gone, or wants nothing more of this process.
                 Err(InsideError::Channel(ChannelError::Closed)) => return Ok(()),
@@ -57,8 +60,8 @@ impl Listening {
 }
 
 impl State {
-    /// Takes all that has come, and has the first thread woken for what comes.
-    fn take_all(&mut self) -> Result<(), InsideError> {
+    /// Takes all that has come, and has the thread woken for what comes that listens.
+    fn take_all(&mut self, is_looked_after: &AtomicBool) -> Result<(), InsideError> {
         loop {
             self.inside.take_models()?;
             if let Some(left) = self.left.take() {
@@ -67,7 +70,9 @@ impl State {
             while self.receiver.try_recv(&mut self.frame)? {
                 self.inside.take(decode(&self.frame)?)?;
             }
-            if self.receiver.call(Place::First)? {
+            // One that stops listening afterwards rouses the first thread, or has it woken itself.
+            let place = if is_looked_after.load(Ordering::SeqCst) { Place::Second } else { Place::First };
+            if self.receiver.call(place)? {
                 return Ok(());
             }
         }
@@ -132,6 +137,7 @@ fn done(result: Result<(), ChannelError>) {
 
 impl Lookout for Listening {
     fn look(&self, is_called: &dyn Fn() -> bool) -> bool {
+        self.is_looked_after.store(true, Ordering::SeqCst);
         // The first thread is at it, and rouses this one if a guest is woken.
         let Ok(mut state) = self.state.try_lock() else { return true };
         match state.take_short(is_called, || done(self.first.rouse())) {
@@ -154,8 +160,9 @@ impl Lookout for Listening {
     }
 
     fn leave(&self) {
-        // Whoever has it has the first thread woken in the end.
-        let Ok(mut state) = self.state.try_lock() else { return };
+        self.is_looked_after.store(false, Ordering::SeqCst);
+        // The first thread, which is at it, may have seen before that this one listens.
+        let Ok(mut state) = self.state.try_lock() else { return done(self.first.rouse()) };
         match state.receiver.call(Place::First) {
             Ok(true) => {}
             Ok(false) | Err(ChannelError::Closed) => done(self.first.rouse()),
