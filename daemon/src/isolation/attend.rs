@@ -10,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use trellis_engine::account::{Account, ActorId, GuestId};
 
 use super::message::{FromGuests, Seen, Start};
-use super::teller::Up;
+use super::teller::{Teller, Up};
 use crate::guest::{
     Creditor, GuestActivity, GuestEnd, GuestError, GuestInfo, GuestIo, GuestLimits, GuestOutput, GuestPool,
     GuestStop, InboxSender, Launch, Program, RunningGuest, Sink, Tape, inbox, message_charge, output_to,
@@ -51,7 +51,7 @@ struct Attended {
 pub(crate) async fn attend_all(
     pool: Arc<GuestPool>,
     (actor, limits): (ActorId, Arc<GuestLimits>),
-    up: Arc<Up>,
+    (up, teller): (Arc<Up>, Arc<Teller>),
     mut orders: mpsc::UnboundedReceiver<Order>,
 ) {
     let mut guests = HashMap::new();
@@ -76,6 +76,9 @@ pub(crate) async fn attend_all(
             },
             Some(guest) = ends.recv() => {
                 guests.remove(&guest);
+                if guests.is_empty() {
+                    teller.give_back_spare();
+                }
             }
             _ = look.tick(), if !guests.is_empty() => {
                 for info in pool.guests() {

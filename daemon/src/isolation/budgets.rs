@@ -13,6 +13,10 @@ use trellis_engine::account::{Account, Budget, GuestId, Lender, Lending, Resourc
 const HOST_BYTES_AT_ONCE: u64 = 2 << 20;
 const N_CONTEXTS_AT_ONCE: u64 = 16;
 
+/// What is lent with the start of a guest in a process that has borrowed nothing: it would ask for that first.
+pub(crate) const AHEAD: [(Resource, u64); 2] =
+    [(Resource::HostBytes, HOST_BYTES_AT_ONCE), (Resource::Contexts, N_CONTEXTS_AT_ONCE)];
+
 /// How much the accounts of a user and of its sessions may come to.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct UserBudgets {

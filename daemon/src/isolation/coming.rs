@@ -102,3 +102,57 @@ impl Coming {
         Some((arrived, std::mem::take(&mut self.held)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use trellis_engine::account::SessionId;
+
+    use super::super::channel::{Channel, Place, RING_BYTES};
+    use super::super::message::Start;
+    use super::*;
+
+    fn start(guest: u64) -> ToGuests {
+        ToGuests::Start(Box::new(Start {
+            guest: GuestId(guest),
+            hash: [0; 32],
+            name: String::new(),
+            session: SessionId(1),
+            arguments: Vec::new(),
+            model: None,
+            seed: 0,
+            deadline_ms: None,
+            is_recorded: false,
+            is_profiled: false,
+            lent: Vec::new(),
+        }))
+    }
+
+    fn stop(guest: u64) -> ToGuests {
+        ToGuests::Stop { guest: GuestId(guest) }
+    }
+
+    #[test]
+    fn guests_that_run_are_not_held_up_and_what_waits_for_a_model_keeps_its_order() {
+        let (channel, _fds) = Channel::pair(RING_BYTES, 1 << 16).expect("made");
+        let (_sender, receiver) = channel.split();
+        let mut coming = Coming::new(receiver.sleeper(Place::First));
+        assert!(coming.pass(start(1)).is_some(), "nothing is being read");
+        coming.is_reading = true;
+        let listing = ToGuests::Listing { loaded: Vec::new(), leaving: Vec::new(), engines: Vec::new() };
+        for message in [listing, start(2), stop(2)] {
+            assert!(coming.pass(message).is_none());
+        }
+        assert!(coming.pass(stop(1)).is_some(), "guest 1 runs");
+        assert!(coming.pass(ToGuests::ForgetProgram { hash: [0; 32] }).is_none(), "guest 2 may need it");
+        let held: Vec<ToGuests> = coming.held.drain(..).collect();
+        assert!(matches!(
+            &held[..],
+            [
+                ToGuests::Listing { .. },
+                ToGuests::Start(_),
+                ToGuests::Stop { .. },
+                ToGuests::ForgetProgram { .. }
+            ]
+        ));
+    }
+}

@@ -107,9 +107,10 @@ impl Inside {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
         let (orders, given) = mpsc::unbounded_channel();
-        let attended = attend_all(pool.clone(), (actor, limits.clone()), up.clone(), given);
-        thread::Builder::new().name("guests-attend".to_owned()).spawn(move || runtime.block_on(attended))?;
         let teller = Teller::new(up.clone());
+        let speaking = (up.clone(), teller.clone());
+        let attended = attend_all(pool.clone(), (actor, limits.clone()), speaking, given);
+        thread::Builder::new().name("guests-attend".to_owned()).spawn(move || runtime.block_on(attended))?;
         let accounts = FarAccounts::new(budgets, teller.clone());
         Ok(Self {
             numbers,
@@ -229,7 +230,8 @@ impl Inside {
         self.models.set(loaded, leaving, devices.map(|(_, device)| device.clone()).collect());
     }
 
-    fn start(&mut self, start: Start) -> Result<(), InsideError> {
+    fn start(&mut self, mut start: Start) -> Result<(), InsideError> {
+        self.teller.note_spare(std::mem::take(&mut start.lent));
         let program = self.programs.get(&start.hash).cloned();
         let program =
             program.ok_or(NotUnderstood::NotThere { what: "program of guest", number: start.guest.0 })?;

@@ -14,7 +14,7 @@ use trellis_engine::remote::{ModelFacts, NearEngine, Numbers, Registry};
 use trellis_engine::{EngineFailure, ModelHandle};
 
 use super::announced::{Announced, News};
-use super::budgets::UserBudgets;
+use super::budgets::{AHEAD, UserBudgets};
 use super::channel::{Closer, Receiver, Sender};
 use super::far_guest::FarGuest;
 use super::message::{
@@ -73,6 +73,21 @@ struct Borrowed {
 }
 
 impl Borrowed {
+    /// Lends what a guest asks for first, as far as nothing of it is lent and the user has it.
+    fn ahead(&mut self, user: &Account) -> Vec<(Resource, u64)> {
+        let mut lent = Vec::new();
+        for (resource, n) in AHEAD {
+            if let Some(borrowed) = self.of(resource)
+                && *borrowed == 0
+                && user.charge(resource, n).is_ok()
+            {
+                *borrowed = n;
+                lent.push((resource, n));
+            }
+        }
+        lent
+    }
+
     fn of(&mut self, resource: Resource) -> Option<&mut u64> {
         match resource {
             Resource::HostBytes => Some(&mut self.host_bytes),
@@ -161,7 +176,7 @@ impl Keeper {
         self: &Arc<Self>,
         guest: Arc<FarGuest>,
         code: &[u8],
-        start: Start,
+        mut start: Start,
         input: InboxReceiver,
     ) {
         let id = guest.id;
@@ -169,6 +184,7 @@ impl Keeper {
             let mut state = self.lock();
             state.provide(start.hash, code, &self.limits, &self.outgoing);
             state.guests.insert(id, guest.clone());
+            start.lent = state.borrowed.ahead(&self.user);
             self.outgoing.put(ToGuests::Start(Box::new(start)));
         }
         // One that fell meanwhile did not see this guest.

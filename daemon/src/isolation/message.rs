@@ -95,6 +95,8 @@ pub(crate) struct Start {
     pub(crate) deadline_ms: Option<u64>,
     pub(crate) is_recorded: bool,
     pub(crate) is_profiled: bool,
+    /// What is lent to all guests together before they ask.
+    pub(crate) lent: Vec<(Resource, u64)>,
 }
 
 /// To the daemon.

@@ -121,6 +121,7 @@ impl GuestProcesses {
             deadline_ms: launch.deadline_ms,
             is_recorded: launch.is_recorded,
             is_profiled: launch.is_profiled,
+            lent: Vec::new(),
         };
         // No process is given up as idle in between.
         let mut keepers = self.lock();

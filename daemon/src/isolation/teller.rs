@@ -34,6 +34,8 @@ pub(crate) struct Teller {
     up: Arc<Up>,
     n_tickets: AtomicU64,
     waiting: Mutex<HashMap<u64, mpsc::SyncSender<Result<(), BudgetExceeded>>>>,
+    /// What the daemon has lent before it was asked for.
+    spare: Mutex<Vec<(Resource, u64)>>,
 }
 
 /// Borrows in one name.
@@ -45,7 +47,39 @@ struct Borrower {
 
 impl Teller {
     pub(crate) fn new(up: Arc<Up>) -> Arc<Self> {
-        Arc::new(Self { up, n_tickets: AtomicU64::new(0), waiting: Mutex::default() })
+        Arc::new(Self {
+            up,
+            n_tickets: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            spare: Mutex::default(),
+        })
+    }
+
+    /// The daemon lends this before it is asked for.
+    pub(crate) fn note_spare(&self, lent: Vec<(Resource, u64)>) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(lent);
+    }
+
+    /// Takes so much of what was lent before, if there is so much in one piece; the rest of the piece goes back.
+    fn take_spare(&self, resource: Resource, n: u64) -> bool {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(idx) = spare.iter().position(|(of, lent)| *of == resource && *lent >= n) else {
+            return false;
+        };
+        let (_, lent) = spare.swap_remove(idx);
+        drop(spare);
+        if lent > n {
+            self.up.say(&FromGuests::GiveBack { resource, n: lent - n });
+        }
+        true
+    }
+
+    /// No guest runs: what was lent before and not asked for goes back.
+    pub(crate) fn give_back_spare(&self) {
+        let spare = std::mem::take(&mut *self.spare.lock().unwrap_or_else(PoisonError::into_inner));
+        for (resource, n) in spare {
+            self.up.say(&FromGuests::GiveBack { resource, n });
+        }
     }
 
     /// The daemon has answered.
@@ -67,6 +101,9 @@ impl Bank for Teller {
 impl Lender for Borrower {
     fn borrow(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
         let Self { teller, guest } = self;
+        if guest.is_none() && teller.take_spare(resource, n) {
+            return Ok(());
+        }
         let ticket = teller.n_tickets.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = mpsc::sync_channel(1);
         teller.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, answer);
