@@ -260,7 +260,7 @@ impl Shared {
     }
 
     /// Calls one more thread, of so many that are idle, for guests that wait in line. The caller has the lock: a thread that is on
-    /// the lookout takes it, and is no longer called, before it looks at those in line.
+    /// the lookout takes it, and takes the call back, before it looks at those in line.
     fn call_beside(&self, n_idle: usize) {
         if n_idle > 0 {
             self.called.notify_one();
