@@ -1,7 +1,8 @@
 //! How long an end looks by itself before it sleeps.
 //!
 //! To wake a thread takes as long as many answers do, and longer on a virtual machine: so an end looks for a while, for longer
-//! where what it slept for came soon after. After each look the processor is offered to others, one of which may be what is
+//! where what it slept for came soon after, and not at all where that took long, as for a step of the device: it would take
+//! processors from those who compute. After each look the processor is offered to others, one of which may be what is
 //! waited for. Where the offer is taken up for long there are more threads than processors: then an end sleeps at once, since
 //! who sleeps has a processor sooner again than who offers it.
 
@@ -69,7 +70,7 @@ impl Patience {
     /// What was waited for has come.
     pub(super) fn note_come(&mut self) {
         let Some(since) = self.asleep_since.take() else { return };
-        self.time = if since.elapsed() <= MOST { (self.time * 2).min(MOST) } else { LEAST };
+        self.time = if since.elapsed() <= MOST { (self.time * 2).clamp(LEAST, MOST) } else { Duration::ZERO };
     }
 }
 
@@ -94,6 +95,8 @@ mod tests {
         }
         assert_eq!(patience.time, MOST);
         slept(&mut patience, 2 * MOST);
+        assert_eq!(patience.time, Duration::ZERO);
+        slept(&mut patience, MOST / 4);
         assert_eq!(patience.time, LEAST);
     }
 
