@@ -6,10 +6,10 @@ use interprocess::local_socket::tokio::Stream;
 use interprocess::local_socket::traits::tokio::Stream as _;
 use interprocess::local_socket::{GenericFilePath, ToFsName};
 use tokio::io::{AsyncRead, AsyncWrite};
-use trellis_wire::{Hello, negotiate};
+use trellis_wire::{Hello, WireError, negotiate};
 
 use crate::connection::Connection;
-use crate::error::{Error, Tried};
+use crate::error::{Error, Lost, Tried};
 use crate::socket;
 
 /// A connection to a daemon. Clones share it; it closes when the last clone and the last guest are dropped.
@@ -39,7 +39,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::NotRunning`] names the places where it looked; [`Error::Connect`] names a socket that this user may
-    /// not use; [`Error::Handshake`] when another version answers.
+    /// not use; [`Error::Handshake`] when another version answers; [`Error::ConnectionLost`] when the daemon goes before it
+    /// has answered.
     pub async fn connect() -> Result<Self, Error> {
         let mut tried = Vec::new();
         for path in socket::candidates() {
@@ -74,12 +75,16 @@ impl Client {
     /// Talks to a daemon over any stream of bytes, one in this process included.
     ///
     /// # Errors
-    /// [`Error::Handshake`] when the peer is no daemon or speaks no version that this client speaks.
+    /// [`Error::Handshake`] when the peer is no daemon or speaks no version that this client speaks,
+    /// [`Error::ConnectionLost`] when the stream ends or fails before that is known.
     pub async fn over<T>(mut stream: T) -> Result<Self, Error>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let handshake = |error| Error::Handshake(Arc::new(error));
+        let handshake = |error| match error {
+            WireError::Io(_) => Error::ConnectionLost(Lost::Wire(Arc::new(error))),
+            error => Error::Handshake(Arc::new(error)),
+        };
         let ours = Hello::ours();
         let written = ours.write(&mut stream).await;
         // A daemon that takes no more connections closes before it has read: what it said is still there.

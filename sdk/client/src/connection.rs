@@ -154,6 +154,8 @@ impl Connection {
         let requests = std::mem::take(&mut state.requests);
         state.lost = Some(lost.clone());
         drop(state);
+        // What waits for room to ask for something comes to hear that the connection is lost.
+        self.outbox.close();
         for recipient in requests.into_values() {
             end(recipient, Err(Error::ConnectionLost(lost.clone())), None);
         }
@@ -236,7 +238,10 @@ pub(crate) fn end(recipient: Recipient, result: Result<Value, Error>, usage: Opt
             let _ = reply.send(result);
         }
         Recipient::Guest { news, launch } => {
-            launch.ended();
+            match &result {
+                Err(Error::ConnectionLost(lost)) => launch.lost(lost),
+                _ => launch.ended(),
+            }
             let _ = news.send(News::End { result: result.map(|_| ()), usage });
         }
     }

@@ -94,12 +94,12 @@ pub enum Lost {
 }
 
 impl Lost {
-    /// As [`Error::is_retryable`]. A daemon that is killed closes its sockets and says nothing.
+    /// As [`Error::is_retryable`]. A daemon that is killed closes its sockets and says nothing, also inside a frame.
     fn is_retryable(&self) -> bool {
         match self {
             Self::Closed => true,
             Self::Fault(body) => body.code.is_retryable(),
-            Self::Wire(error) => matches!(**error, WireError::Io(_)),
+            Self::Wire(error) => matches!(**error, WireError::Io(_) | WireError::Truncated { .. }),
         }
     }
 }
@@ -135,11 +135,13 @@ mod tests {
     #[test]
     fn a_daemon_that_has_gone_may_come_again() {
         let reset = WireError::from(io::Error::from(io::ErrorKind::ConnectionReset));
+        let cut = WireError::Truncated { n_bytes: 2, expected: 4 };
         let broken = WireError::FrameTooLarge { n_bytes: 2, limit: 1 };
         let fault = |code| Lost::Fault(Box::new(ErrorBody::new(code, "no")));
         for (lost, is_retryable) in [
             (Lost::Closed, true),
             (Lost::Wire(Arc::new(reset)), true),
+            (Lost::Wire(Arc::new(cut)), true),
             (fault(ErrorCode::ShuttingDown), true),
             (Lost::Wire(Arc::new(broken)), false),
             (fault(ErrorCode::Other("protocol".to_owned())), false),

@@ -231,7 +231,7 @@ impl GuestSender {
     /// Tells the guest that no more messages will come.
     ///
     /// # Errors
-    /// The guest has ended.
+    /// The guest has ended, or the connection is lost.
     pub async fn end_messages(&self) -> Result<(), Error> {
         let id = self.launch.running().await?;
         self.handle.connection.send(&ClientMessage::EndMessages { id });

@@ -7,7 +7,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use trellis_wire::{Call, Start};
 
 use crate::connection::{Connection, News, Recipient};
-use crate::error::Error;
+use crate::error::{Error, Lost};
 use crate::upload::Component;
 
 /// A guest's start. Which request runs it and whether it is cancelled are changed by the connection alone, under its
@@ -22,20 +22,30 @@ pub(crate) struct Launch {
     cancelled: Notify,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Phase {
-    Waiting { id: Option<u64> },
-    Started { id: u64 },
+    Waiting {
+        id: Option<u64>,
+    },
+    Started {
+        id: u64,
+    },
     Ended,
+    /// It may have ended or not: the connection was lost before the daemon said.
+    Lost(Lost),
 }
 
 impl Phase {
-    fn id(self) -> Option<u64> {
+    fn id(&self) -> Option<u64> {
         match self {
-            Self::Waiting { id } => id,
-            Self::Started { id } => Some(id),
-            Self::Ended => None,
+            Self::Waiting { id } => *id,
+            Self::Started { id } => Some(*id),
+            Self::Ended | Self::Lost(_) => None,
         }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Ended | Self::Lost(_))
     }
 }
 
@@ -70,7 +80,7 @@ impl Launch {
     /// A request for the guest is about to leave. Ids only grow: one that is noted late is not the guest's.
     pub(crate) fn asked(&self, id: u64) {
         self.phase.send_if_modified(|phase| {
-            let is_news = *phase != Phase::Ended && phase.id().is_none_or(|known| known < id);
+            let is_news = !phase.is_over() && phase.id().is_none_or(|known| known < id);
             if is_news {
                 *phase = Phase::Waiting { id: Some(id) };
             }
@@ -84,6 +94,10 @@ impl Launch {
 
     pub(crate) fn ended(&self) {
         self.phase.send_replace(Phase::Ended);
+    }
+
+    pub(crate) fn lost(&self, lost: &Lost) {
+        self.phase.send_replace(Phase::Lost(lost.clone()));
     }
 
     pub(crate) fn cancel(&self) {
@@ -107,12 +121,13 @@ impl Launch {
     /// The request that runs the guest, once it runs.
     ///
     /// # Errors
-    /// The guest has ended.
+    /// The guest has ended, or the connection was lost before it did.
     pub(crate) async fn running(&self) -> Result<u64, Error> {
         let mut phase = self.phase.subscribe();
         let phase = phase.wait_for(|phase| !matches!(phase, Phase::Waiting { .. })).await;
         match phase.as_deref() {
             Ok(Phase::Started { id }) => Ok(*id),
+            Ok(Phase::Lost(lost)) => Err(Error::ConnectionLost(lost.clone())),
             _ => Err(Error::GuestEnded),
         }
     }

@@ -45,6 +45,8 @@ struct State {
     writer: Option<Waker>,
     /// Why a message was lost: the connection is of no use any more.
     lost: Option<String>,
+    /// Whether nobody writes any more.
+    is_closed: bool,
 }
 
 impl Outbox {
@@ -61,17 +63,21 @@ impl Outbox {
     }
 
     fn of(frames: FrameBuffer) -> Self {
-        Self { state: Mutex::new(State { frames, writer: None, lost: None }), room: Notify::new() }
+        let state = State { frames, writer: None, lost: None, is_closed: false };
+        Self { state: Mutex::new(state), room: Notify::new() }
     }
 
     /// Adds a message, whether or not there is room: bulk waits for [`Self::room`] first, and so does the task that takes
     /// requests in. What is left is bounded by the requests in flight. A message for whose memory nobody pays is lost, and
-    /// [`Self::write`] says so.
+    /// [`Self::write`] says so. Once the outbox is closed, messages are dropped.
     ///
     /// # Errors
     /// The message is larger than a frame.
     pub fn push<T: Serialize>(&self, message: &T) -> Result<(), WireError> {
         let mut state = self.lock();
+        if state.is_closed {
+            return Ok(());
+        }
         match state.frames.push(message) {
             Err(WireError::Unpaid { reason }) => state.lost = Some(reason),
             pushed => pushed?,
@@ -87,6 +93,16 @@ impl Outbox {
     #[must_use]
     pub fn has_room(&self, room: Room) -> bool {
         self.n_bytes() < room.n_bytes()
+    }
+
+    /// Drops what is not written, and everything that is pushed from here on: there is always room then. For a connection
+    /// that has ended, so that nothing waits for a writer that is gone.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.frames = FrameBuffer::new(0);
+        state.is_closed = true;
+        drop(state);
+        self.room.notify_waiters();
     }
 
     /// Waits until there is room.
