@@ -3,9 +3,15 @@
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 const EXTENSION: &str = "cubin";
+
+/// The extension of a file that is being written.
+const PARTIAL: &str = "partial";
+
+/// A file that was begun so long ago is written no more: its process was killed.
+const WRITING_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Bytes of a file that is looked into; a cubin has a few hundred thousand.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -56,8 +62,9 @@ impl Store {
         write: impl Fn(&Path, [&[u8]; 2]) -> io::Result<()>,
     ) -> io::Result<()> {
         fs::create_dir_all(&self.0)?;
+        self.forget_partial();
         let path = self.path(key);
-        let partial = path.with_extension(format!("{}.partial", std::process::id()));
+        let partial = path.with_extension(format!("{}.{PARTIAL}", std::process::id()));
         let seal = blake3::keyed_hash(key.as_bytes(), cubin);
         let put = || {
             let written =
@@ -75,17 +82,28 @@ impl Store {
         }
     }
 
+    /// Files with this extension: when each was used last, its path, and its bytes.
+    fn files(&self, extension: &str) -> impl Iterator<Item = (SystemTime, PathBuf, u64)> {
+        fs::read_dir(&self.0).into_iter().flatten().flatten().filter_map(move |entry| {
+            let (path, metadata) = (entry.path(), entry.metadata().ok()?);
+            let is_ours = metadata.is_file() && path.extension().is_some_and(|e| e == extension);
+            is_ours.then(|| (metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), path, metadata.len()))
+        })
+    }
+
+    /// Removes what processes that were killed had begun to write. Others may write there at the same time.
+    fn forget_partial(&self) {
+        let now = SystemTime::now();
+        for (written, path, _) in self.files(PARTIAL) {
+            if now.duration_since(written).is_ok_and(|age| age > WRITING_TIME_MAX) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
     /// Removes the cubins that were used least recently, so many that these bytes come free.
     fn give_up(&self, n_bytes: u64) {
-        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let mut files: Vec<_> = entries
-            .filter_map(|entry| {
-                let (path, metadata) = (entry.path(), entry.metadata().ok()?);
-                let is_cubin = metadata.is_file() && path.extension().is_some_and(|e| e == EXTENSION);
-                is_cubin
-                    .then(|| (metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), path, metadata.len()))
-            })
-            .collect();
+        let mut files: Vec<_> = self.files(EXTENSION).collect();
         files.sort();
         let mut n_freed = 0;
         for (_, path, n) in files {
@@ -178,6 +196,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_killed_process_had_begun_does_not_stay() {
+        let (store, _dir) = store();
+        store.keep(&key("a"), b"cubin");
+        let now = SystemTime::now();
+        let [old, new] = [2 * WRITING_TIME_MAX, Duration::ZERO].map(|age| {
+            let path = store.path(&key("b")).with_extension(format!("{}.{PARTIAL}", age.as_secs()));
+            let file = fs::File::create(&path).expect("made");
+            file.set_modified(now - age).expect("dated");
+            path
+        });
+        store.keep(&key("c"), b"cubin");
+        assert!(!old.exists() && new.exists());
+        assert!(store.read(&key("a")).is_some() && store.read(&key("c")).is_some());
+    }
+
+    #[test]
     fn on_a_full_disk_the_least_recently_used_make_room() {
         let (store, _dir) = store();
         // A disk with room for two of them.
@@ -190,7 +224,7 @@ mod tests {
         for (key, used_s) in keys[..2].iter().zip([2_000, 1_000]) {
             store.keep_by(key, b"cubin", write).expect("there is room");
             let file = fs::File::options().append(true).open(store.path(key)).expect("a file");
-            let used = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(used_s);
+            let used = SystemTime::UNIX_EPOCH + Duration::from_secs(used_s);
             file.set_modified(used).expect("dated");
         }
         store.keep_by(&keys[2], b"cubin", write).expect("room was made");
