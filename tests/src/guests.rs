@@ -94,6 +94,12 @@ pub fn guide_component(name: &str) -> Vec<u8> {
 /// As [`hostile`].
 #[must_use]
 pub fn hostile_anew(number: u64) -> Vec<u8> {
+    anew(&hostile(), number)
+}
+
+/// The same of any component.
+#[must_use]
+pub fn anew(wasm: &[u8], number: u64) -> Vec<u8> {
     const N_BYTES: usize = 2 << 20;
     // A custom section: its kind, its length in groups of seven bits, the length of its name, its name, its bytes.
     let n = 1 + 4 + N_BYTES;
@@ -101,7 +107,7 @@ pub fn hostile_anew(number: u64) -> Vec<u8> {
         [n & 0x7f | 0x80, n >> 7 & 0x7f | 0x80, n >> 14 & 0x7f | 0x80, n >> 21].map(|group| group as u8);
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.resize(N_BYTES, 0);
-    [&hostile()[..], &[0], &length, &[4], b"test", &bytes].concat()
+    [wasm, &[0], &length, &[4], b"test", &bytes].concat()
 }
 
 /// Takes from a command what belongs to the build that runs the tests.

@@ -2,8 +2,9 @@
 //!
 //! The [`table`] has them all, a file for each category. An attack is let loose on a [`Site`], a daemon's socket, by [`Attack::run`];
 //! what came of it is an [`Ending`], which has to be one of the attack's [`End`]s. [`suite`] lets each loose once and looks at
-//! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random. The command
-//! `attacks` has those three; the tests run each attack once.
+//! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random. [`killed`] needs
+//! no attack: it kills the daemon under honest clients. The command `attacks` has those four; the tests run each attack once, and kill
+//! a few daemons.
 
 mod boundary;
 mod clients;
@@ -11,6 +12,7 @@ mod components;
 mod decoding;
 mod ends;
 mod io;
+pub mod killed;
 mod life;
 mod load;
 pub mod mixed;

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 use trellis::config::{Config, Device, Isolation};
 use trellis_tests::attacks::processes::{self, Daemon, Orders};
-use trellis_tests::attacks::{Attack, Component, mixed, pace, suite, table};
+use trellis_tests::attacks::{Attack, Component, killed, mixed, pace, suite, table};
 use trellis_tests::guests;
 
 const EXAMPLES: &str = "\
@@ -18,7 +18,8 @@ Examples:
   attacks --list                              their names and what may come of each
   attacks --only encode --pace                what a neighbour has beside those with `encode` in their names
   attacks --only spin --pace --copies 30 --seconds 5 --json pace.json
-  attacks --minutes 20                        all of them mixed at random; everything has to be back at the end";
+  attacks --minutes 20                        all of them mixed at random; everything has to be back at the end
+  attacks --kills 200 --by-process            kills the daemon at random moments under honest clients, and starts it again";
 
 /// Let attacks by name loose on a daemon of this build, beside a neighbour that streams
 ///
@@ -51,7 +52,10 @@ struct Told {
     /// Mix all attacks at random for so long
     #[arg(long, value_name = "M", conflicts_with = "pace")]
     minutes: Option<f64>,
-    /// The seed of that mix
+    /// Make no attack, but kill the daemon so often under honest clients, as it starts, serves and ends, and start it again
+    #[arg(long, value_name = "N", conflicts_with_all = ["pace", "minutes", "only"])]
+    kills: Option<usize>,
+    /// The seed of that mix, and of the moments of kills
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Attack this `trellis` instead of the one in this program
@@ -88,8 +92,8 @@ enum Role {
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    // The daemon is this program, too, and so is what compiles its guests.
-    if let Some("serve" | "compile-worker") = std::env::args().nth(1).as_deref() {
+    // The daemon is this program, too, and so is what compiles its guests and what they run in.
+    if let Some("serve" | "compile-worker" | "guest-worker") = std::env::args().nth(1).as_deref() {
         return trellis::cli::main();
     }
     let told = Told::parse();
@@ -135,6 +139,9 @@ fn run(told: &Told) -> Outcome<bool> {
             "attacks: without the right to become another user, the neighbour and the attackers are one"
         );
     }
+    if let Some(n_kills) = told.kills {
+        return kill(told, n_kills);
+    }
     if let Some(minutes) = told.minutes {
         return mix(told, Duration::from_secs_f64(60.0 * minutes));
     }
@@ -155,13 +162,19 @@ fn list(attacks: &[Attack]) {
     println!("{} attacks", attacks.len());
 }
 
+/// The daemon's executable, and the settings that it was given, on the processor.
+fn settings(told: &Told) -> Outcome<(PathBuf, Config)> {
+    let trellis = told.trellis.clone().map_or_else(std::env::current_exe, Ok)?;
+    let config = told.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
+    let isolation = if told.by_process { Isolation::Process } else { config.isolation };
+    Ok((trellis, Config { device: Device::Cpu, isolation, ..config }))
+}
+
 fn daemon(told: &Told, change: fn(Config) -> Config) -> Outcome<Daemon> {
     let clients = std::env::current_exe()?;
-    let trellis = told.trellis.clone().unwrap_or_else(|| clients.clone());
-    let config = told.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
+    let (trellis, config) = settings(told)?;
     let cache_dir = Some(trellis.with_file_name("attacks-cache"));
-    let isolation = if told.by_process { Isolation::Process } else { config.isolation };
-    let config = change(Config { device: Device::Cpu, cache_dir, isolation, ..config });
+    let config = change(Config { cache_dir, ..config });
     let hostile = Component::new(guests::hostile());
     Ok(Daemon::start(&trellis, &clients, &config, &hostile)?)
 }
@@ -252,6 +265,19 @@ fn mix(told: &Told, time: Duration) -> Outcome<bool> {
             window.n_wrong,
             window.silence_ms
         );
+    }
+    for complaint in &report.complaints {
+        println!("FAIL {complaint}");
+    }
+    Ok(report.complaints.is_empty())
+}
+
+fn kill(told: &Told, n_kills: usize) -> Outcome<bool> {
+    let (trellis, config) = settings(told)?;
+    let report = killed::run(&trellis, &config, n_kills, told.seed, &|line| println!("{line}"))?;
+    write(told, &report)?;
+    for line in report.lines() {
+        println!("{line}");
     }
     for complaint in &report.complaints {
         println!("FAIL {complaint}");

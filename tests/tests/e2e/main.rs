@@ -27,6 +27,7 @@ mod hidden;
 mod hostile;
 mod identity;
 mod isolation;
+mod killed;
 mod late;
 mod leaving;
 mod limits;

@@ -30,6 +30,7 @@ fn run() -> Outcome {
         "endless" => neighbour::endless(),
         "paced" => neighbour::paced(rest),
         "echo" => neighbour::echo(),
+        "keep" => neighbour::keep(),
         "every-draw" => bounds::every_draw(rest),
         "argue" => helpers::argue(rest),
         "encode-messages" => neighbour::encode(),

@@ -1,7 +1,7 @@
 //! Well-behaved work, to be compared with what it is undisturbed.
 
 use trellis_guest::{
-    Context, Model, Sampler, emit, emit_tokens, generate_all, messages, receive, seed, step_all,
+    Context, Error, Model, Sampler, emit, emit_tokens, forget, generate_all, messages, receive, seed, step_all,
 };
 
 use crate::Outcome;
@@ -123,4 +123,38 @@ pub(crate) fn visitor(arguments: &[String]) -> Outcome {
         Some(message) => Ok(emit(&message)?),
         None => Ok(()),
     }
+}
+
+/// Does with saved contexts what each message says and answers it with a line: `save NAME TEXT`, `forget NAME`, or `open NAME`,
+/// which first sends the tokens of the context and four that the model draws after them.
+pub(crate) fn keep() -> Outcome {
+    let model = Model::open_default()?;
+    let greedy = Sampler::greedy();
+    for message in messages() {
+        let message = message?;
+        match message.splitn(3, ' ').collect::<Vec<_>>()[..] {
+            ["save", name, text] => {
+                let context = model.context()?;
+                context.append_markup(text)?;
+                context.prefill()?;
+                context.save(name)?;
+                emit("saved")?;
+            }
+            ["open", name] => match model.saved_context(name) {
+                Ok(context) => {
+                    context.generate(&greedy).stop_tokens(&[]).max_tokens(4).run()?;
+                    emit_tokens(&context.tokens())?;
+                    emit("opened")?;
+                }
+                Err(Error::NotFound { .. }) => emit("none")?,
+                Err(error) => return Err(error.into()),
+            },
+            ["forget", name] => {
+                forget(name)?;
+                emit("forgotten")?;
+            }
+            _ => return Err("save NAME TEXT, open NAME or forget NAME".into()),
+        }
+    }
+    Ok(())
 }
