@@ -10,6 +10,7 @@ use trellis_engine::model::{Dtype, Model};
 
 use crate::config::{Config, Device, Sizes};
 use crate::daemon::DaemonError;
+use crate::machine;
 use crate::shares::Needs;
 
 /// Where compiled kernels are kept, in the daemon's cache.
@@ -133,7 +134,7 @@ impl Chosen {
     pub(crate) fn capacity_bytes(&self) -> Result<u64, DaemonError> {
         match self {
             // What is not known is found out when it is taken.
-            Self::Cpu => Ok(available_bytes().unwrap_or(u64::MAX)),
+            Self::Cpu => Ok(machine::available_bytes().unwrap_or(u64::MAX)),
             Self::Cuda { card, .. } => {
                 card.gpu().make_current()?;
                 let reserve = RESERVE_BYTES + card.gpu().total_bytes() as u64 / RESERVE_PART;
@@ -168,14 +169,6 @@ pub(crate) struct Kv {
     pub(crate) n_pages: usize,
     /// What it may ever have, in bytes.
     pub(crate) kv_bytes_max: u64,
-}
-
-/// Bytes of memory that the system would give to a process.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
 }
 
 fn needs_cpu(model: &Model, config: &Config) -> Result<Needs, DaemonError> {

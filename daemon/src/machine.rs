@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
+use sysinfo::{CGroupLimits, ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
 
 /// Taken where the system does not tell.
 const UNKNOWN_BYTES: u64 = 4 << 30;
@@ -13,15 +13,30 @@ pub(crate) fn memory_bytes() -> u64 {
     *BYTES.get_or_init(|| known_bytes().unwrap_or(UNKNOWN_BYTES))
 }
 
+/// Bytes of memory that the system would give to this process: what is available on the machine, or what its control group
+/// has left. Files that the system keeps in memory make room.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let mut system = System::new().ok()?;
+    system.refresh_memory();
+    let of_machine = Some(system.available_memory()).filter(|&n_bytes| n_bytes > 0)?;
+    let of_group = group_limits(&mut system).map(|limits| limits.total_memory.saturating_sub(limits.rss));
+    Some(of_group.map_or(of_machine, |n_bytes| n_bytes.min(of_machine)))
+}
+
 fn known_bytes() -> Option<u64> {
     let mut system = System::new().ok()?;
     system.refresh_memory();
     let of_machine = Some(system.total_memory()).filter(|&n_bytes| n_bytes > 0)?;
-    let Ok(pid) = get_current_pid() else { return Some(of_machine) };
+    let of_group = group_limits(&mut system);
+    Some(of_group.map_or(of_machine, |limits| limits.total_memory.clamp(1, of_machine)))
+}
+
+/// Nothing where no group holds this process to less than the machine has.
+fn group_limits(system: &mut System) -> Option<CGroupLimits> {
+    let pid = get_current_pid().ok()?;
     let this = ProcessesToUpdate::Some(&[pid]);
     system.refresh_processes_specifics(this, false, ProcessRefreshKind::nothing());
-    let of_group = system.process(pid).and_then(|process| process.cgroup_limits());
-    Some(of_group.map_or(of_machine, |limits| limits.total_memory.clamp(1, of_machine)))
+    system.process(pid).and_then(|process| process.cgroup_limits())
 }
 
 #[cfg(test)]
@@ -32,5 +47,7 @@ mod tests {
     fn there_is_memory() {
         let n_bytes = memory_bytes();
         assert!((1 << 28..1 << 50).contains(&n_bytes), "{n_bytes}");
+        let n_available = available_bytes().expect("the system tells");
+        assert!((1..=n_bytes).contains(&n_available), "{n_available} of {n_bytes}");
     }
 }
