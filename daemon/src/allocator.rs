@@ -6,6 +6,11 @@
 
 use mimalloc::MiMalloc;
 
+/// What is in the environment of a child whose data the system bounds. The allocator asks the system for each of its segments: of a
+/// gibibyte that it takes ahead, what it had taken before the limit was set would be beyond that limit.
+pub(crate) const OF_BOUNDED_CHILDREN: [(&str, &str); 2] =
+    [("MIMALLOC_ARENA_EAGER_COMMIT", "0"), ("MIMALLOC_EAGER_COMMIT", "0")];
+
 #[cfg(not(feature = "count-allocations"))]
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;

@@ -64,7 +64,7 @@ pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliEr
 /// What such a daemon would have. What only a device in use can tell is left open.
 fn of_config(config: &Config) -> Vec<LimitInfo> {
     let mut limits = limits::table(config);
-    limits::set_host_bytes(&mut limits, &config.budgets, machine::memory_bytes());
+    limits::set_memory(&mut limits, config, machine::memory_bytes());
     match config.device {
         Device::Auto => {}
         Device::Cpu => limits::set_sizes(&mut limits, &Sizes::CPU),

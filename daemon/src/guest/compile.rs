@@ -13,12 +13,13 @@ use super::error::GuestError;
 use super::limits::GuestLimits;
 use super::names::{REASON_BYTES_MAX, cut};
 use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR};
-use crate::{descriptors, spawner};
+use crate::allocator::OF_BOUNDED_CHILDREN;
+use crate::{descriptors, machine, spawner};
 
 /// How often the caller hears that compiling goes on.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Threads of one compiling process; each costs address space, which is bounded.
+/// Threads of one compiling process; the stack of each is of its memory, which is bounded.
 const N_WORKER_THREADS: &str = "4";
 
 /// Bytes of the child's complaints that end up in an error.
@@ -57,11 +58,14 @@ pub enum ProgramSource {
 pub(crate) struct Compiler {
     exe: PathBuf,
     limits: Arc<GuestLimits>,
+    /// What one process may write to.
+    memory_bytes: u64,
 }
 
 impl Compiler {
     pub(crate) fn new(exe: PathBuf, limits: Arc<GuestLimits>) -> Self {
-        Self { exe, limits }
+        let memory_bytes = limits.process_bytes(machine::memory_bytes()).compile;
+        Self { exe, limits, memory_bytes }
     }
 
     /// Compiles a component to the code that the daemon's engine loads. Dropping the future kills the process.
@@ -91,6 +95,7 @@ impl Compiler {
         command
             .arg(COMPILE_WORKER)
             .env_clear()
+            .envs(OF_BOUNDED_CHILDREN)
             .env("RAYON_NUM_THREADS", N_WORKER_THREADS)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -113,7 +118,7 @@ impl Compiler {
         let stderr = child.stderr.take().expect("piped");
         let ask = async {
             // A child that dies early breaks the pipe; its end says more than that.
-            let _ = stdin.write_all(&self.limits.compile_memory_bytes.to_le_bytes()).await;
+            let _ = stdin.write_all(&self.memory_bytes.to_le_bytes()).await;
             let _ = stdin.write_all(wasm).await;
             drop(stdin);
         };
@@ -133,7 +138,7 @@ impl Compiler {
                     Some(line) => format!("{status}: {}", line.trim()),
                     None => status.to_string(),
                 };
-                Err(GuestError::CompilerDied { status, limit_bytes: self.limits.compile_memory_bytes })
+                Err(GuestError::CompilerDied { status, limit_bytes: self.memory_bytes })
             }
         }
     }

@@ -30,8 +30,9 @@ pub struct GuestLimits {
     pub component_bytes: usize,
     /// Time to compile one component.
     pub compile_ms: u64,
-    /// Address space of the process that compiles.
-    pub compile_memory_bytes: u64,
+    /// Bytes of memory that the process that compiles may write to. When absent 2 GiB, or where that is more than a quarter of the machine's
+    /// memory, or of what the daemon's control group may have, for all that compile at once, a part of that quarter.
+    pub compile_memory_bytes: Option<u64>,
     /// Bytes of compiled code that one component may become.
     pub compiled_bytes: usize,
     /// Components compiled at once; those of one user take all of these places but one.
@@ -52,8 +53,9 @@ pub struct GuestLimits {
     /// Time in which a guest waits for messages, of all its waits together.
     pub idle_ms: u64,
     /// Bytes of memory of a process of guests, its code and what it keeps of models included, where `isolation` gives each user
-    /// a process.
-    pub process_memory_bytes: u64,
+    /// a process. When absent 4 GiB, or a third of the machine's memory, or of what the daemon's control group may have, where
+    /// that is less. All of them together may have half of it: beyond that the one that has most is ended.
+    pub process_memory_bytes: Option<u64>,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
     /// Bytes that a guest passes to the host in one call. More is refused; sixteen times as much ends the guest. A dense bias
@@ -105,7 +107,7 @@ impl Default for GuestLimits {
             n_instances: 16,
             component_bytes: 16 << 20,
             compile_ms: 60_000,
-            compile_memory_bytes: 2 << 30,
+            compile_memory_bytes: None,
             compiled_bytes: 64 << 20,
             n_compiles: 2,
             n_compiles_queued: 16,
@@ -115,7 +117,7 @@ impl Default for GuestLimits {
             cpu_ms: 60_000,
             deadline_ms: 600_000,
             idle_ms: 14_400_000,
-            process_memory_bytes: 4 << 30,
+            process_memory_bytes: None,
             n_handles: 1024,
             call_bytes: 2 << 20,
             argument_bytes: 256 << 10,
@@ -138,7 +140,39 @@ impl Default for GuestLimits {
     }
 }
 
+/// What the daemon's other processes may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessBytes {
+    /// One that compiles.
+    pub(crate) compile: u64,
+    /// One of a user's guests.
+    pub(crate) guests: u64,
+    /// Those of all users' guests together.
+    pub(crate) all_guests: u64,
+}
+
+/// What one that compiles needs at most, and what one of guests has where there is plenty.
+const COMPILE_BYTES: u64 = 2 << 30;
+const PROCESS_BYTES: u64 = 4 << 30;
+
+/// What of the machine's memory those have that compile at once, one process of guests, and all of them.
+const COMPILES_PART: u64 = 4;
+const PROCESS_PART: u64 = 3;
+const PROCESSES_PART: u64 = 2;
+
 impl GuestLimits {
+    /// What the daemon's other processes may have on a machine, or in a control group, with so much memory.
+    pub(crate) fn process_bytes(&self, memory_bytes: u64) -> ProcessBytes {
+        let compile = memory_bytes / COMPILES_PART / self.n_compiles.max(1) as u64;
+        let guests = self.process_memory_bytes.unwrap_or((memory_bytes / PROCESS_PART).min(PROCESS_BYTES));
+        ProcessBytes {
+            compile: self.compile_memory_bytes.unwrap_or(compile.min(COMPILE_BYTES)),
+            guests,
+            // An operator that gives one more than that means it.
+            all_guests: (memory_bytes / PROCESSES_PART).max(guests),
+        }
+    }
+
     /// Bytes of the arguments of a launch.
     ///
     /// # Errors
@@ -193,6 +227,21 @@ mod tests {
         assert!(n_contexts > 1 + n_beams + 256);
         // With 1,000 tokens each, and what the search writes down of them.
         assert!(n_beams * 1_000 * (36 + 10) < host_bytes);
+    }
+
+    #[test]
+    fn other_processes_have_parts_of_the_memory_there_is() {
+        let gib = 1 << 30;
+        let of = |limits: &GuestLimits, n_gib: u64| limits.process_bytes(n_gib * gib);
+        let limits = GuestLimits::default();
+        let plenty = ProcessBytes { compile: 2 * gib, guests: 4 * gib, all_guests: 32 * gib };
+        assert_eq!(of(&limits, 64), plenty);
+        let little = ProcessBytes { compile: 3 * gib / 8, guests: gib, all_guests: 3 * gib / 2 };
+        assert_eq!(of(&limits, 3), little);
+        let said =
+            GuestLimits { compile_memory_bytes: Some(7), process_memory_bytes: Some(9 * gib), ..limits };
+        let as_said = ProcessBytes { compile: 7, guests: 9 * gib, all_guests: 9 * gib };
+        assert_eq!(of(&said, 3), as_said);
     }
 
     #[test]

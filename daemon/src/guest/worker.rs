@@ -68,7 +68,7 @@ fn confine(memory_bytes: u64) -> io::Result<()> {
         let n = getrlimit(resource).maximum.map_or(n, |maximum| n.min(maximum));
         setrlimit(resource, Rlimit { current: Some(n), maximum: Some(n) })
     };
-    lower(Resource::As, memory_bytes)?;
+    lower(Resource::Data, memory_bytes)?;
     lower(Resource::Core, 0)?;
     lower(Resource::Fsize, 0)?;
     rustix::process::nice(NICENESS)?;

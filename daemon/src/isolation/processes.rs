@@ -15,11 +15,13 @@ use super::error::SpawnError;
 use super::far_guest::{Beginning, FarGuest};
 use super::keeper::Keeper;
 use super::message::Start;
-use super::spawn::{GuestProcess, ProcessEnd, ProcessSettings};
+use super::spawn::{GuestProcess, LOOK_INTERVAL, ProcessEnd, ProcessSettings};
+use super::together::{Excess, Together};
 use crate::guest::{
     GUEST_BYTES, GuestEnding, GuestError, GuestInfo, GuestIo, GuestLimits, GuestModels, GuestStop, Launch,
     RunningGuest,
 };
+use crate::machine;
 use crate::models::Models;
 
 /// How long a process without guests is kept, so that the next guest of its user finds it.
@@ -36,6 +38,7 @@ pub(crate) struct GuestProcesses {
     models: Models,
     keepers: Mutex<HashMap<ActorId, Arc<Keeper>>>,
     n_begun: AtomicU64,
+    together: Together,
     runtime: OwnRuntime,
 }
 
@@ -73,7 +76,8 @@ impl GuestProcesses {
         let no_runtime = |error| GuestError::Runtime { reason: format!("no thread for processes: {error}") };
         let runtime = OwnRuntime::start().map_err(no_runtime)?;
         let (keepers, n_begun) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Arc::new(Self { exe, limits, models, keepers, n_begun, runtime }))
+        let together = Together::new(limits.process_bytes(machine::memory_bytes()).all_guests);
+        Ok(Arc::new(Self { exe, limits, models, keepers, n_begun, together, runtime }))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, Arc<Keeper>>> {
@@ -186,7 +190,7 @@ impl GuestProcesses {
     async fn run(&self, actor: ActorId, keeper: &Arc<Keeper>) -> String {
         let settings = ProcessSettings {
             user: actor.0.to_string(),
-            memory_bytes: self.limits.process_memory_bytes,
+            memory_bytes: self.limits.process_bytes(machine::memory_bytes()).guests,
             frame_bytes_max: FRAME_BYTES_MAX,
             ..ProcessSettings::default()
         };
@@ -197,13 +201,17 @@ impl GuestProcesses {
         if let Err(error) = keeper.serve(process.pid(), sender, receiver) {
             return format!("it has no threads: {error}");
         }
+        let counted = process.pid().map(|pid| Counted { together: &self.together, pid });
         let mut idle_since = None;
         // Dropping the process kills it.
         loop {
             tokio::select! {
                 ended = process.wait() => return describe(ended, process.last_complaint()),
                 reason = keeper.lost() => return reason,
-                () = tokio::time::sleep(KEPT / 8) => {}
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+            if let Some(Err(excess)) = counted.as_ref().map(|counted| counted.note(process.used_bytes())) {
+                return excess.to_string();
             }
             if !keeper.guests().is_empty() {
                 idle_since = None;
@@ -257,6 +265,24 @@ impl GuestProcesses {
             guest.stop.cancel();
         }
         guest.is_some()
+    }
+}
+
+/// A process that is counted with the others until it is gone.
+struct Counted<'a> {
+    together: &'a Together,
+    pid: u32,
+}
+
+impl Counted<'_> {
+    fn note(&self, used_bytes: u64) -> Result<(), Excess> {
+        self.together.note(self.pid, used_bytes)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.together.forget(self.pid);
     }
 }
 

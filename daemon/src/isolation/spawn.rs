@@ -15,14 +15,11 @@ use super::complaints::Complaints;
 use super::confine::{ConfineSettings, Confinement};
 use super::error::SpawnError;
 use super::handover::{self, Handover};
+use crate::allocator::OF_BOUNDED_CHILDREN;
 use crate::spawner;
 
 /// How often the memory of a process is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// The child's environment. The allocator asks the system for each of its segments: of a gibibyte that it takes ahead, what it
-/// had taken before the limit on data was set would be beyond that limit.
-const ENVIRONMENT: [(&str, &str); 2] = [("MIMALLOC_ARENA_EAGER_COMMIT", "0"), ("MIMALLOC_EAGER_COMMIT", "0")];
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a guests' process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +136,7 @@ impl GuestProcess {
         command
             .args(arguments)
             .env_clear()
-            .envs(ENVIRONMENT)
+            .envs(OF_BOUNDED_CHILDREN)
             .stdin(Stdio::from(socket))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -181,6 +178,12 @@ impl GuestProcess {
         self.child.id()
     }
 
+    /// Bytes of memory that it has to itself; none once it has ended.
+    #[must_use]
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.child.id().and_then(memory_of).unwrap_or(0)
+    }
+
     /// The last line that it wrote to its standard error.
     #[must_use]
     pub fn last_complaint(&self) -> Option<String> {
@@ -199,7 +202,7 @@ impl GuestProcess {
             tokio::select! {
                 status = self.child.wait() => break status,
                 _ = ticks.tick() => {
-                    let used_bytes = self.child.id().and_then(memory_of).unwrap_or(0);
+                    let used_bytes = self.used_bytes();
                     if used_bytes > self.memory_bytes && excess.is_none() {
                         excess = Some(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes: self.memory_bytes });
                         self.child.start_kill()?;

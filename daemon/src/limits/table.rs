@@ -8,7 +8,7 @@ use super::scope::Scope;
 use super::source::Source;
 use super::unit::Unit;
 use crate::config::{Budgets, Config, HostBytes, SharedBudget, Sizes};
-use crate::guest::{GuestLimits, PolicySettings};
+use crate::guest::{GuestLimits, PolicySettings, ProcessBytes};
 use crate::session::SessionLimits;
 
 /// The largest number that a file can have: of tokens for one, more than any machine comes to.
@@ -80,10 +80,16 @@ pub fn set_sizes(limits: &mut [Limit], sizes: &Sizes) {
 }
 
 /// Fills in what the memory decides that the daemon's process may come to.
-pub(crate) fn set_host_bytes(limits: &mut [Limit], budgets: &Budgets, memory_bytes: u64) {
-    let HostBytes { session, user, daemon } = budgets.host_bytes(memory_bytes);
-    for (level, n_bytes) in [("session", session), ("user", user), ("daemon", daemon)] {
-        let name = format!("budgets.{level}.host_bytes");
+pub(crate) fn set_memory(limits: &mut [Limit], config: &Config, memory_bytes: u64) {
+    let HostBytes { session, user, daemon } = config.budgets.host_bytes(memory_bytes);
+    let ProcessBytes { compile, guests, .. } = config.limits.process_bytes(memory_bytes);
+    for (name, n_bytes) in [
+        ("budgets.session.host_bytes", session),
+        ("budgets.user.host_bytes", user),
+        ("budgets.daemon.host_bytes", daemon),
+        ("limits.compile_memory_bytes", compile),
+        ("limits.process_memory_bytes", guests),
+    ] {
         if let Some(limit) = limits.iter_mut().find(|limit| limit.name == name) {
             limit.value.get_or_insert(n_bytes);
         }
@@ -198,7 +204,7 @@ mod tests {
         config.limits.n_messages = 3;
         let mut limits = table(&config);
         set_sizes(&mut limits, &Sizes::CPU);
-        set_host_bytes(&mut limits, &config.budgets, 12 << 30);
+        set_memory(&mut limits, &config, 12 << 30);
         let seen = |name: &str| {
             let limit = limits.iter().find(|limit| limit.name == name).expect(name);
             (limit.value, limit.source)
@@ -209,6 +215,8 @@ mod tests {
         assert_eq!(seen("budgets.user.n_pages"), (Some(6), Source::File));
         assert_eq!(seen("budgets.user.host_bytes"), (Some(2 << 30), Source::Machine));
         assert_eq!(seen("budgets.daemon.host_bytes"), (Some(4 << 30), Source::Machine));
+        assert_eq!(seen("limits.compile_memory_bytes"), (Some(3 << 29), Source::Machine));
+        assert_eq!(seen("limits.process_memory_bytes"), (Some(4 << 30), Source::Machine));
         assert_eq!(seen("n_step_rows"), (Some(9), Source::File));
         assert_eq!(seen("n_step_tokens"), (Some(256), Source::Machine));
         assert_eq!(seen("kv_bytes"), (None, Source::Machine));

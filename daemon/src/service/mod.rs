@@ -380,7 +380,7 @@ impl Service for HostService {
         let in_use = InUse::now(ActorId(actor.uid), &self.accounts, &self.host, used, kv);
         let config = self.loader.config();
         let mut limits = crate::limits::table(config);
-        crate::limits::set_host_bytes(&mut limits, &config.budgets, machine::memory_bytes());
+        crate::limits::set_memory(&mut limits, config, machine::memory_bytes());
         let is_cpu = listing.devices().iter().all(|device| device.device == String::from(Device::Cpu));
         crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
         let limits = limits.into_iter().map(|limit| {

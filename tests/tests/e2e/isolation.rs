@@ -132,7 +132,7 @@ fn what_all_guests_of_a_user_may_hold_is_one_budget_in_their_process() {
 #[test]
 fn a_process_that_uses_more_memory_than_it_may_ends_alone() {
     block_on(async {
-        let limits = GuestLimits { process_memory_bytes: 1 << 20, ..daemons::limits() };
+        let limits = GuestLimits { process_memory_bytes: Some(1 << 20), ..daemons::limits() };
         let daemon = Arc::new(daemons::start(&Config { limits, ..config(Isolation::Process) }));
         let alice = client(&daemon, ALICE).await;
         let ended = run(&alice, &guests::hostile(), stream("8")).await;
