@@ -24,8 +24,8 @@ const N_ATTACKERS: u32 = 5;
 /// How long a round of an attack takes that could go on for ever.
 const SECONDS: f64 = 2.0;
 
-/// How long the daemon may take to give back what all of them have taken.
-const BACK_TIME_MAX: Duration = Duration::from_secs(30);
+/// The attack that leaves most of what is kept of a user's uploads.
+const KEPT_UPLOAD: &str = "data-of-12-mb";
 
 /// What became of it.
 #[derive(Debug, Serialize)]
@@ -40,7 +40,7 @@ pub struct Report {
     pub before: State,
     /// What it holds at the end.
     pub after: State,
-    /// The most that it had in memory on the way.
+    /// The most that it and the processes of guests had in memory on the way.
     pub resident_kb_max: u64,
     /// What is wrong; nothing where all is well.
     pub complaints: Vec<String>,
@@ -71,6 +71,32 @@ fn attack_at_random(
     }
 }
 
+/// Makes the daemon take what it takes once: each attack, by users at once, and from each of these what is kept of a user's uploads.
+fn warm(daemon: &Daemon) -> io::Result<()> {
+    let once = |user: User, attack: &Attack| {
+        let n_copies = attack.n_copies.unwrap_or(1).min(2 * N_COPIES);
+        let orders = Orders { name: attack.name.to_owned(), n_copies, seconds: SECONDS, is_repeated: false };
+        daemon.attack(user, &orders)?.wait().map(drop)
+    };
+    let all = table();
+    std::thread::scope(|scope| {
+        let users: Vec<_> = (0..N_ATTACKERS)
+            .map(|number| {
+                let theirs = all.iter().enumerate().filter(move |(idx, attack)| {
+                    let is_theirs = idx % N_ATTACKERS as usize == number as usize;
+                    is_theirs || attack.name == KEPT_UPLOAD
+                });
+                let user = User(N_NEIGHBOURS + number);
+                scope.spawn(move || {
+                    let mut may = theirs.filter(|(_, attack)| daemon.has_users || !attack.is_of_a_stranger);
+                    may.try_for_each(|(_, attack)| once(user, attack))
+                })
+            })
+            .collect();
+        users.into_iter().try_for_each(|user| user.join().expect("an attacking user does not panic"))
+    })
+}
+
 /// Lets them loose for so long, and waits until everything is back.
 ///
 /// # Errors
@@ -85,9 +111,9 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
         neighbour.tell(PAUSE)?;
         neighbours.push(neighbour);
     }
-    super::suite::warm(&daemon, User(N_NEIGHBOURS))?;
-    std::thread::sleep(Duration::from_secs(1));
-    let before = runtime.block_on(State::of(&mut raw, daemon.pid()))?;
+    warm(&daemon)?;
+    say("each attack was there once; waiting until nothing is left of them");
+    let before = runtime.block_on(State::at_rest(&mut raw, daemon.pid()))?;
     for neighbour in &mut neighbours {
         neighbour.tell(GO)?;
     }
@@ -147,17 +173,10 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
                 };
                 match { look }() {
                     Ok(state) => {
-                        report.resident_kb_max = report.resident_kb_max.max(state.resident_kb);
-                        say(&format!(
-                            "{:>5.0} s: {} attacks, {} guests, {} MiB, {} threads, {} files, {} pages",
-                            begun.elapsed().as_secs_f64(),
-                            report.n_attacks,
-                            state.n_guests,
-                            state.resident_kb / 1024,
-                            state.n_threads,
-                            state.n_descriptors,
-                            state.n_pages
-                        ));
+                        let resident_kb = state.resident_kb + state.children_resident_kb;
+                        report.resident_kb_max = report.resident_kb_max.max(resident_kb);
+                        let seconds = begun.elapsed().as_secs_f64();
+                        say(&format!("{seconds:>5.0} s: {} attacks; {}", report.n_attacks, state.line()));
                     }
                     Err(error) => {
                         is_over.store(true, Ordering::Relaxed);
@@ -180,18 +199,8 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
         }
         report.complaints.extend(seen.errors.iter().map(|error| format!("a neighbour: {error}")));
     }
-    let ended = Instant::now();
-    loop {
-        report.after = runtime.block_on(State::of(&mut raw, daemon.pid()))?;
-        let beyond = report.after.beyond(&report.before);
-        if beyond.is_empty() {
-            break;
-        }
-        if ended.elapsed() > BACK_TIME_MAX {
-            report.complaints.extend(beyond);
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let (after, beyond) = runtime.block_on(State::back(&mut raw, daemon.pid(), &report.before))?;
+    report.after = after;
+    report.complaints.extend(beyond);
     Ok(report)
 }

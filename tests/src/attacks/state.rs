@@ -1,5 +1,6 @@
 //! What a daemon holds, as it says itself and as the system counts.
 
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use serde::Serialize;
@@ -9,6 +10,15 @@ use super::raw::Raw;
 
 /// How much more there may be of something afterwards, of 1.
 const TOLERANCE: f64 = 0.05;
+
+/// Time between two looks at a daemon that is to come to rest.
+const LOOK_PERIOD: Duration = Duration::from_millis(200);
+
+/// How long nothing changes in a daemon at rest: longer than threads that have nothing to do are kept.
+const QUIET_TIME: Duration = Duration::from_secs(12);
+
+/// How long a daemon may take to come to rest, and to give back what was taken: processes without guests are kept for a minute.
+const REST_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// What a daemon holds at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,6 +39,8 @@ pub struct State {
     pub n_children: u64,
     /// Kilobytes of it in memory.
     pub resident_kb: u64,
+    /// Kilobytes of those processes in memory.
+    pub children_resident_kb: u64,
 }
 
 /// The number after a word in a file of `/proc`.
@@ -64,9 +76,17 @@ pub(crate) fn process(pid: u32) -> Option<Process> {
     })
 }
 
-fn n_children(pid: u32) -> io::Result<u64> {
+/// The processes that this one has started and that live.
+pub(crate) fn children(pid: u32) -> io::Result<Vec<u32>> {
     let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Ok(pids.filter_map(process).filter(|process| process.parent == pid && !process.is_gone).count() as u64)
+    let is_child = |&other: &u32| process(other).is_some_and(|other| other.parent == pid && !other.is_gone);
+    Ok(pids.filter(is_child).collect())
+}
+
+/// Kilobytes of a process in memory; none of one that has ended.
+pub(crate) fn resident_kb(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    number_after(&status, "VmRSS:").unwrap_or(0)
 }
 
 impl State {
@@ -81,7 +101,7 @@ impl State {
         let Value::Models { models } = raw.value(Call::Models).await? else {
             return Err(io::Error::other("the answer to models is none"));
         };
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let children = children(pid)?;
         Ok(Self {
             n_guests: info.n_guests,
             n_sessions: info.n_sessions,
@@ -89,9 +109,62 @@ impl State {
             n_pages: models.iter().map(|model| model.n_pages - model.n_pages_free).sum(),
             n_threads: n_entries(&format!("/proc/{pid}/task"))?,
             n_descriptors: n_entries(&format!("/proc/{pid}/fd"))?,
-            n_children: n_children(pid)?,
-            resident_kb: number_after(&status, "VmRSS:").unwrap_or(0),
+            n_children: children.len() as u64,
+            resident_kb: resident_kb(pid),
+            children_resident_kb: children.into_iter().map(resident_kb).sum(),
         })
+    }
+
+    /// Waits until no guest runs, no process of guests is kept, and threads and files are what they stay.
+    ///
+    /// # Errors
+    /// The daemon is gone, or does not come to rest.
+    pub async fn at_rest(raw: &mut Raw, pid: u32) -> io::Result<Self> {
+        let begun = Instant::now();
+        let (mut last, mut since) = (Self::of(raw, pid).await?, Instant::now());
+        loop {
+            tokio::time::sleep(LOOK_PERIOD).await;
+            let state = Self::of(raw, pid).await?;
+            let is_idle = state.n_guests == 0 && state.n_children == 0;
+            let counts = |state: &Self| (state.n_threads, state.n_descriptors, state.n_contexts);
+            if !is_idle || counts(&state) != counts(&last) {
+                since = Instant::now();
+            }
+            last = state;
+            if since.elapsed() > QUIET_TIME {
+                return Ok(state);
+            }
+            if begun.elapsed() > REST_TIME_MAX {
+                return Err(io::Error::other(format!("not at rest after {REST_TIME_MAX:?}: {state:?}")));
+            }
+        }
+    }
+
+    /// Waits until a daemon holds no more than it held before; what it holds then, and what of it is too much.
+    ///
+    /// # Errors
+    /// The daemon is gone.
+    pub async fn back(raw: &mut Raw, pid: u32, before: &Self) -> io::Result<(Self, Vec<String>)> {
+        let begun = Instant::now();
+        loop {
+            let state = Self::of(raw, pid).await?;
+            let beyond = state.beyond(before);
+            if beyond.is_empty() || begun.elapsed() > REST_TIME_MAX {
+                return Ok((state, beyond));
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+
+    /// In one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let Self { n_guests, n_sessions, n_pages, n_threads, n_descriptors, n_children, .. } = self;
+        let (own, theirs) = (self.resident_kb / 1024, self.children_resident_kb / 1024);
+        format!(
+            "{n_guests} guests, {n_sessions} connections, {own} MiB, {n_threads} threads, {n_descriptors} files, {n_pages} pages, \
+             {n_children} processes with {theirs} MiB"
+        )
     }
 
     /// What is still more than it was, in words; nothing where all is back. Counts of the daemon's own are to be what they

@@ -118,6 +118,9 @@ impl Suite {
             std::thread::sleep(Duration::from_millis(100));
             suite.before = suite.state()?;
         }
+        // What its guests have a process for is kept for a while only.
+        suite.neighbour.tell(GO)?;
+        suite.neighbour.tell(PAUSE)?;
         suite.before = suite.state()?;
         Ok(suite)
     }
