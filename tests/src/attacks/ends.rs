@@ -12,7 +12,8 @@ pub(crate) const CLOSED: &str = "closed";
 /// How a request, or a whole client, ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
-    /// The error's code, `ok` where there was none, `closed` where the connection was closed without one.
+    /// The error's code, `ok` where there was none, `closed` where the connection was closed without one, `left` where
+    /// nobody waited for it.
     pub code: String,
     /// What the error is about.
     pub name: Option<String>,
@@ -31,6 +32,12 @@ impl Ending {
     #[must_use]
     pub fn closed() -> Self {
         Self { code: CLOSED.to_owned(), name: None, message: String::new() }
+    }
+
+    /// The attacker left without waiting for an end.
+    #[must_use]
+    pub fn left() -> Self {
+        Self { code: "left".to_owned(), name: None, message: String::new() }
     }
 
     /// What an attack itself found wrong; no end of the table fits it.

@@ -2,25 +2,29 @@
 //!
 //! The [`table`] has them all, a file for each category. An attack is let loose on a [`Site`], a daemon's socket, by [`Attack::run`];
 //! what came of it is an [`Ending`], which has to be one of the attack's [`End`]s. [`suite`] lets each loose once and looks at
-//! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random. [`killed`] needs
-//! no attack: it kills the daemon under honest clients. The command `attacks` has those four; the tests run each attack once, and kill
-//! a few daemons.
+//! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random, [`memory`] those that
+//! take memory at once on a daemon that has little. [`sessions`] are no attacks, but many and dropped at every moment; [`killed`] kills
+//! the daemon under honest clients. The command `attacks` has those six; the tests run each attack once, drop some hundred sessions
+//! and kill a few daemons.
 
 mod boundary;
 mod clients;
 mod components;
 mod decoding;
 mod ends;
+pub mod group;
 mod io;
 pub mod killed;
 mod life;
 mod load;
+pub mod memory;
 pub mod mixed;
 pub mod neighbour;
 pub mod pace;
 pub mod processes;
 mod processor;
 pub mod raw;
+pub mod sessions;
 pub mod state;
 pub mod suite;
 

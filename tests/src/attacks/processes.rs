@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use trellis::config::Config;
 
+use super::group::Group;
 use super::neighbour::{GO, MARK, N_TOKENS, Window};
 use super::{Attack, Component, Ending, Site};
 
@@ -24,6 +25,9 @@ const START_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// How long anything that was asked of another process may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// How long after the end of attacks those may go on that are repeated, before their connections are dropped.
+const LEAVE_TIME: Duration = Duration::from_secs(3);
 
 /// A user of the daemon, by number: 0 is the neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +53,35 @@ impl Daemon {
     /// # Errors
     /// It does not start.
     pub fn start(trellis: &Path, clients: &Path, config: &Config, hostile: &Component) -> io::Result<Self> {
+        Self::start_in(None, trellis, clients, config, hostile)
+    }
+
+    /// As [`Daemon::start`], in this control group.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_in(
+        group: Option<&Group>,
+        trellis: &Path,
+        clients: &Path,
+        config: &Config,
+        hostile: &Component,
+    ) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("trellis-attacks").tempdir()?;
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
         fs::write(folder.path().join("hostile.wasm"), &hostile.wasm)?;
         let text = toml::to_string(config).map_err(io::Error::other)?;
         fs::write(folder.path().join("trellis.toml"), text)?;
         let log = File::create(folder.path().join("daemon.log"))?;
-        let mut command = Command::new(trellis);
+        let mut command = match group {
+            None => Command::new(trellis),
+            Some(group) => {
+                // What it starts is where it is itself, from the first byte on.
+                let mut command = Command::new("/bin/sh");
+                command.args(["-c", r#"echo $$ > "$0" && exec "$@""#]).arg(group.members()).arg(trellis);
+                command
+            }
+        };
         crate::guests::clean(&mut command).env_remove("TRELLIS_SOCKET");
         command.args(["serve", "--log", "warn", "--socket"]).arg(folder.path().join("trellis.sock"));
         command.arg("--config").arg(folder.path().join("trellis.toml"));
@@ -143,6 +169,27 @@ impl Daemon {
         let (_, answers) = pipes(&mut child)?;
         Ok(Attackers { child, answers })
     }
+
+    /// Runs a process of clients with these orders to its end, and hears each line that it says.
+    ///
+    /// # Errors
+    /// It does not start, or fails.
+    pub(super) fn run_clients(
+        &self,
+        user: User,
+        role: &str,
+        orders: &impl Serialize,
+        hear: &mut dyn FnMut(&str),
+    ) -> io::Result<()> {
+        let orders = serde_json::to_string(orders)?;
+        let mut child = self.client(user, &[role, "--orders", &orders]).spawn()?;
+        let (_told, answers) = pipes(&mut child)?;
+        for line in answers.lines() {
+            hear(&line?);
+        }
+        let status = child.wait()?;
+        if status.success() { Ok(()) } else { Err(io::Error::other(format!("{role} ended: {status}"))) }
+    }
 }
 
 impl Drop for Daemon {
@@ -156,6 +203,8 @@ impl Drop for Daemon {
 pub const NEIGHBOUR: &str = "neighbour-process";
 /// The command of the clients' executable that attacks.
 pub const ATTACKER: &str = "attacker-process";
+/// The command of the clients' executable that opens sessions and drops them.
+pub const VISITOR: &str = "visitor-process";
 
 fn pipes(child: &mut Child) -> io::Result<(ChildStdin, BufReader<ChildStdout>)> {
     match (child.stdin.take(), child.stdout.take()) {
@@ -241,7 +290,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn note(&mut self, ending: Ending, n: usize) {
+    pub(super) fn note(&mut self, ending: Ending, n: usize) {
         self.by_end.entry(ending.short()).or_insert((ending, 0)).1 += n;
     }
 
@@ -312,7 +361,7 @@ impl Attackers {
 }
 
 /// The folder that a client's process was given.
-fn site(folder: &Path, until: Instant, cancels_guests: bool) -> io::Result<Site> {
+pub(super) fn site(folder: &Path, until: Instant, cancels_guests: bool) -> io::Result<Site> {
     let hostile = Component::new(fs::read(folder.join("hostile.wasm"))?);
     Ok(Site { socket: folder.join("trellis.sock").into(), hostile, until, cancels_guests })
 }
@@ -360,7 +409,14 @@ pub fn be_attackers(folder: &Path, orders: &Orders) -> io::Result<()> {
 async fn attack_with(attack: Attack, site: Site, is_repeated: bool) -> Tally {
     let mut tally = Tally::default();
     loop {
-        match attack.run(&site).await {
+        let ending = if site.cancels_guests {
+            // Some wait for their guests, and those for their limits.
+            let leaving = tokio::time::timeout_at((site.until + LEAVE_TIME).into(), attack.run(&site));
+            leaving.await.unwrap_or_else(|_| Ok(Ending::left()))
+        } else {
+            attack.run(&site).await
+        };
+        match ending {
             Ok(ending) => tally.note(ending, 1),
             Err(error) => {
                 tally.note(Ending { code: "lost".to_owned(), name: None, message: error.to_string() }, 1);

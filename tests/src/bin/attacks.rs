@@ -8,8 +8,11 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 use trellis::config::{Config, Device, Isolation};
+use trellis_tests::attacks::group::Group;
+use trellis_tests::attacks::neighbour::Window;
 use trellis_tests::attacks::processes::{self, Daemon, Orders};
-use trellis_tests::attacks::{Attack, Component, killed, mixed, pace, suite, table};
+use trellis_tests::attacks::sessions::{self, Visits};
+use trellis_tests::attacks::{Attack, Component, killed, memory, mixed, pace, suite, table};
 use trellis_tests::guests;
 
 const EXAMPLES: &str = "\
@@ -19,6 +22,8 @@ Examples:
   attacks --only encode --pace                what a neighbour has beside those with `encode` in their names
   attacks --only spin --pace --copies 30 --seconds 5 --json pace.json
   attacks --minutes 20                        all of them mixed at random; everything has to be back at the end
+  attacks --sessions 10000                    sessions that are dropped at every moment; everything has to be back
+  attacks --memory --minutes 2                all that take memory at once, on a daemon in a control group of 3 GiB
   attacks --kills 200 --by-process            kills the daemon at random moments under honest clients, and starts it again";
 
 /// Let attacks by name loose on a daemon of this build, beside a neighbour that streams
@@ -49,13 +54,25 @@ struct Told {
     /// How many windows of each kind --pace has for an attack
     #[arg(long, value_name = "N", default_value_t = 2)]
     rounds: usize,
-    /// Mix all attacks at random for so long
+    /// Mix all attacks at random for so long; with --memory, how long that takes, a minute otherwise
     #[arg(long, value_name = "M", conflicts_with = "pace")]
     minutes: Option<f64>,
     /// Make no attack, but kill the daemon so often under honest clients, as it starts, serves and ends, and start it again
     #[arg(long, value_name = "N", conflicts_with_all = ["pace", "minutes", "only"])]
     kills: Option<usize>,
-    /// The seed of that mix, and of the moments of kills
+    /// Open so many sessions, use them, and drop them at every moment
+    #[arg(long, value_name = "N", conflicts_with_all = ["pace", "minutes", "memory"])]
+    sessions: Option<usize>,
+    /// How many sessions at once
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "sessions")]
+    at_once: usize,
+    /// All attacks that take memory at once, on a daemon in a control group of its own
+    #[arg(long, conflicts_with = "pace")]
+    memory: bool,
+    /// How much memory that group has
+    #[arg(long, value_name = "MIB", default_value_t = 3072, requires = "memory")]
+    cgroup_mib: u64,
+    /// The seed of the mix, of the sessions, and of the moments of kills
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Attack this `trellis` instead of the one in this program
@@ -87,6 +104,13 @@ enum Role {
         #[arg(long)]
         orders: String,
     },
+    #[command(name = processes::VISITOR, hide = true)]
+    Visitor {
+        #[arg(long)]
+        folder: PathBuf,
+        #[arg(long)]
+        orders: String,
+    },
 }
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -102,6 +126,7 @@ fn main() -> ExitCode {
             processes::be_neighbour(folder).map(|()| true).map_err(Into::into)
         }
         Some(Role::Attacker { folder, orders }) => be_attackers(folder, orders).map(|()| true),
+        Some(Role::Visitor { folder, orders }) => be_visitors(folder, orders).map(|()| true),
         None => run(&told),
     };
     match outcome {
@@ -117,6 +142,10 @@ fn main() -> ExitCode {
 fn be_attackers(folder: &Path, orders: &str) -> Outcome<()> {
     let orders: Orders = serde_json::from_str(orders)?;
     Ok(processes::be_attackers(folder, &orders)?)
+}
+
+fn be_visitors(folder: &Path, orders: &str) -> Outcome<()> {
+    Ok(sessions::be_visitors(folder, &serde_json::from_str(orders)?)?)
 }
 
 fn run(told: &Told) -> Outcome<bool> {
@@ -141,6 +170,12 @@ fn run(told: &Told) -> Outcome<bool> {
     }
     if let Some(n_kills) = told.kills {
         return kill(told, n_kills);
+    }
+    if let Some(n_sessions) = told.sessions {
+        return visit(told, n_sessions);
+    }
+    if told.memory {
+        return take_memory(told, Duration::from_secs_f64(60.0 * told.minutes.unwrap_or(1.0)));
     }
     if let Some(minutes) = told.minutes {
         return mix(told, Duration::from_secs_f64(60.0 * minutes));
@@ -170,13 +205,17 @@ fn settings(told: &Told) -> Outcome<(PathBuf, Config)> {
     Ok((trellis, Config { device: Device::Cpu, isolation, ..config }))
 }
 
-fn daemon(told: &Told, change: fn(Config) -> Config) -> Outcome<Daemon> {
+fn daemon(told: &Told, change: impl FnOnce(Config) -> Config) -> Outcome<Daemon> {
+    daemon_in(None, told, change)
+}
+
+fn daemon_in(group: Option<&Group>, told: &Told, change: impl FnOnce(Config) -> Config) -> Outcome<Daemon> {
     let clients = std::env::current_exe()?;
     let (trellis, config) = settings(told)?;
     let cache_dir = Some(trellis.with_file_name("attacks-cache"));
     let config = change(Config { cache_dir, ..config });
     let hostile = Component::new(guests::hostile());
-    Ok(Daemon::start(&trellis, &clients, &config, &hostile)?)
+    Ok(Daemon::start_in(group, &trellis, &clients, &config, &hostile)?)
 }
 
 fn write(told: &Told, found: &impl Serialize) -> Outcome<()> {
@@ -257,7 +296,12 @@ fn mix(told: &Told, time: Duration) -> Outcome<bool> {
     println!("{} attacks of {} names", report.n_attacks, report.ends.len());
     println!("before: {:?}", report.before);
     println!("after:  {:?}, at most {} MiB in memory", report.after, report.resident_kb_max / 1024);
-    for window in &report.neighbours {
+    Ok(is_well(&report.neighbours, &report.complaints))
+}
+
+/// Says what neighbours had and what is wrong; whether nothing is.
+fn is_well(neighbours: &[Window], complaints: &[String]) -> bool {
+    for window in neighbours {
         println!(
             "a neighbour: {} tokens, {:.0} a second, {} wrong, silent for {:.0} ms at most",
             window.n_tokens,
@@ -266,10 +310,66 @@ fn mix(told: &Told, time: Duration) -> Outcome<bool> {
             window.silence_ms
         );
     }
-    for complaint in &report.complaints {
+    for complaint in complaints {
         println!("FAIL {complaint}");
     }
-    Ok(report.complaints.is_empty())
+    complaints.is_empty()
+}
+
+fn visit(told: &Told, n_sessions: usize) -> Outcome<bool> {
+    let visits = Visits { n_sessions, n_at_once: told.at_once, seed: told.seed };
+    let report = sessions::run(daemon(told, sessions::config)?, visits, &|line| println!("{line}"))?;
+    write(told, &report)?;
+    for (moment, tally) in &report.by_moment {
+        println!("{moment:<45}{}", tally.line());
+    }
+    println!(
+        "{} sessions in {:.0} s at {} moments, at most {} MiB in memory",
+        report.n_sessions,
+        report.seconds,
+        report.by_moment.len(),
+        report.resident_kb_max / 1024
+    );
+    println!("before: {:?}", report.before);
+    println!("after:  {:?}", report.after);
+    Ok(is_well(&[], &report.complaints))
+}
+
+fn take_memory(told: &Told, time: Duration) -> Outcome<bool> {
+    let limit_bytes = told.cgroup_mib << 20;
+    let group = match Group::make(limit_bytes) {
+        Ok(group) => Some(group),
+        Err(error) => {
+            println!(
+                "no control group can be made ({error}): what is in memory of the daemon and all that it starts is summed up instead, \
+                 and the daemon is told how much guests may have"
+            );
+            None
+        }
+    };
+    let change = |config| memory::config(config, limit_bytes, group.is_some());
+    let daemon = daemon_in(group.as_ref(), told, change)?;
+    let report = memory::run(daemon, group.as_ref(), limit_bytes, time, &|line| println!("{line}"))?;
+    write(told, &report)?;
+    for (name, tally) in &report.ends {
+        println!("{name:<30}{}", tally.line());
+    }
+    let mib = |n_bytes: u64| n_bytes >> 20;
+    let (own_kb, all_kb) = report.resident_kb_max;
+    println!("{} attacks of {} names", report.n_attacks, report.ends.len());
+    println!(
+        "of {} MiB guests may have {}; in memory were at most {} MiB of the daemon, {} with all that it started",
+        mib(limit_bytes),
+        mib(report.host_bytes),
+        own_kb >> 10,
+        all_kb >> 10
+    );
+    if let (Some(peak), Some(n_killed)) = (report.peak_bytes, report.n_killed) {
+        println!("the group had at most {} MiB, files that were read included; {n_killed} killed", mib(peak));
+    }
+    println!("before: {:?}", report.before);
+    println!("after:  {:?}", report.after);
+    Ok(is_well(&report.neighbours, &report.complaints))
 }
 
 fn kill(told: &Told, n_kills: usize) -> Outcome<bool> {

@@ -20,7 +20,7 @@ use super::{Component, Ending, Site};
 type Attacking = Pin<Box<dyn Future<Output = io::Result<Ending>> + Send>>;
 
 /// Bytes that change the hash of a component and nothing else: a custom section of its name.
-fn salted(component: &Component, salt: u64) -> Component {
+pub(super) fn salted(component: &Component, salt: u64) -> Component {
     let mut section = vec![0, 13, 4];
     section.extend_from_slice(b"salt");
     section.extend_from_slice(&salt.to_le_bytes());
@@ -28,13 +28,13 @@ fn salted(component: &Component, salt: u64) -> Component {
 }
 
 /// A number that no other client of this machine has.
-fn fresh() -> u64 {
+pub(super) fn fresh() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.as_nanos() as u64) ^ u64::from(std::process::id()).rotate_left(40)
 }
 
 /// A connection on which the hostile guest is known; how its upload ended where it is not.
-async fn prepared(site: &Site) -> io::Result<Result<Raw, Ending>> {
+pub(super) async fn prepared(site: &Site) -> io::Result<Result<Raw, Ending>> {
     let mut raw = Raw::connect(&site.socket).await?;
     let uploaded = raw.upload(&site.hostile).await?;
     Ok(if uploaded.is_well() { Ok(raw) } else { Err(uploaded) })
