@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use self::node::{Node, NodeId};
 pub(crate) use self::shares::DuePart;
-use crate::account::Owner;
+use crate::account::{ActorId, Owner};
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,20 +136,20 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Puts an item of so many rows at the end of what its guest waits for in a lane.
-    pub fn push(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
+    /// Puts an item of so many rows at the end of what its guest waits for in a lane. Whether nothing of its user waited there.
+    pub fn push(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) -> bool {
         self.node_mut(seat.0).lane_mut(lane).items.push_back((item, n_rows));
-        self.note_pushed(seat, lane, n_rows);
+        self.note_pushed(seat, lane, n_rows)
     }
 
     /// As [`Self::push`], before all that its guest waits for.
-    pub(crate) fn push_first(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
+    pub(crate) fn push_first(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) -> bool {
         self.node_mut(seat.0).lane_mut(lane).items.push_front((item, n_rows));
-        self.note_pushed(seat, lane, n_rows);
+        self.note_pushed(seat, lane, n_rows)
     }
 
-    fn note_pushed(&mut self, seat: &Seat, lane: Lane, n_rows: usize) {
-        let mut id = seat.0;
+    fn note_pushed(&mut self, seat: &Seat, lane: Lane, n_rows: usize) -> bool {
+        let (mut id, mut is_first) = (seat.0, false);
         while id != ROOT {
             self.catch_up(id);
             let node = self.node_mut(id);
@@ -157,6 +157,7 @@ impl<T> FairQueue<T> {
             node.n_items += 1;
             let waiting = node.lane_mut(lane);
             let was_busy = waiting.n_items > 0;
+            is_first = !was_busy;
             waiting.n_items += 1;
             waiting.n_rows += n_rows;
             let was_listed = std::mem::replace(&mut waiting.is_listed, true);
@@ -172,6 +173,7 @@ impl<T> FairQueue<T> {
         let waiting = root.lane_mut(lane);
         waiting.n_items += 1;
         waiting.n_rows += n_rows;
+        is_first
     }
 
     /// The next item of a lane in the fair order. [`Self::charge`] says afterwards what it cost.
@@ -182,6 +184,22 @@ impl<T> FairQueue<T> {
             id = child;
         }
         self.take(id, lane)
+    }
+
+    /// As [`Self::pop`], of the items of one user.
+    pub(crate) fn pop_of(&mut self, lane: Lane, user: ActorId) -> Option<T> {
+        let mut id = *self.by_name.get(&(ROOT, u64::from(user.0)))?;
+        while let Some((vtime, child)) = self.first(id, lane) {
+            self.node_mut(id).last = vtime;
+            id = child;
+        }
+        self.take(id, lane)
+    }
+
+    /// Items of a user that wait in a lane.
+    pub(crate) fn len_of(&self, lane: Lane, user: ActorId) -> usize {
+        let waiting = self.by_name.get(&(ROOT, u64::from(user.0))).and_then(|&id| self.node(id).lane(lane));
+        waiting.map_or(0, |waiting| waiting.n_items)
     }
 
     /// As [`Self::pop`], of an item that is not served but put back: nobody else counts as having come as far as its owner.

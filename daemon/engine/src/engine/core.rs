@@ -366,6 +366,7 @@ impl Core {
         if let Some(of_moves) = of_moves {
             scheduler.learn_of_moves(&plan, as_ns(of_moves));
         }
+        scheduler.note_ride(now, &plan);
         scheduler.complete(plan, outputs, as_ns(elapsed));
         let cells = scheduler.take_cell_moves();
         drop(scheduler);
@@ -447,7 +448,8 @@ impl Core {
         }
     }
 
-    /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.
+    /// The place of the model whose step is next: that of a user that is late, or whose users are furthest behind, or that
+    /// waits longest.
     fn next_place(&mut self, passed: &[usize]) -> Option<usize> {
         let mut next: Option<(VirtualTimes, u64, usize)> = None;
         let mut held: SmallVec<[usize; 8]> = SmallVec::new();
@@ -467,6 +469,9 @@ impl Core {
             let last = self.under_way.iter().rev().find(|&&(of, _)| of == place);
             if resident.scheduler.has_returning_guests(last.map(|(_, plan)| plan)) {
                 continue;
+            }
+            if self.commons.latest_at(place).is_some() {
+                return Some(place);
             }
             let times = resident.scheduler.next_virtual_times(&mut self.commons);
             let is_first = next.as_ref().is_none_or(|(first, last_planned, _)| {

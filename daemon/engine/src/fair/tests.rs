@@ -211,7 +211,9 @@ fn heaps_that_are_put_in_order_late_give_the_right_order() {
     for _ in 0..20_000 {
         let (idx, lane) = (below(40) as usize, if below(2) == 0 { DECODE } else { PROMPT });
         match below(3) {
-            0 => queue.push(&seats[idx], lane, idx, 1),
+            0 => {
+                queue.push(&seats[idx], lane, idx, 1);
+            }
             1 => queue.charge(&seats[idx], below(100)),
             _ => {
                 let mut at = ROOT;
@@ -238,7 +240,9 @@ fn heaps_that_are_put_in_order_late_give_the_right_order() {
 fn what_is_put_first_comes_before_all_else_of_its_guest() {
     let mut queue = FairQueue::default();
     let seats = [queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2))];
-    (0..3).for_each(|idx| queue.push(&seats[0], PROMPT, idx, 1));
+    (0..3).for_each(|idx| {
+        queue.push(&seats[0], PROMPT, idx, 1);
+    });
     queue.push(&seats[1], PROMPT, 10, 1);
     queue.push_first(&seats[0], PROMPT, 3, 1);
     queue.charge(&seats[0], 5);
@@ -252,7 +256,9 @@ fn arrears_are_forgotten_beyond_a_bound() {
     let mut queue = FairQueue::default();
     let seats = [1, 2, 3].map(|actor| queue.seat(&owner(actor, actor.into(), actor.into())));
     queue.push(&seats[0], DECODE, 0, 1);
-    (1..3).for_each(|idx| queue.push(&seats[idx], PROMPT, idx, 1));
+    (1..3).for_each(|idx| {
+        queue.push(&seats[idx], PROMPT, idx, 1);
+    });
     queue.charge(&seats[0], 100);
     queue.charge(&seats[2], 50);
     assert_eq!(queue.lead(DECODE, PROMPT), 100);
@@ -297,7 +303,9 @@ fn users_are_due_parts_by_the_shares_of_those_that_wait() {
     let mut queue = FairQueue::default();
     let seats = [owner_with(3, 1, 1, 1), owner_with(3, 1, 1, 2), owner_with(1, 2, 2, 3)]
         .map(|owner| queue.seat(&owner));
-    seats.iter().enumerate().for_each(|(idx, seat)| queue.push(seat, DECODE, idx, 1));
+    seats.iter().enumerate().for_each(|(idx, seat)| {
+        queue.push(seat, DECODE, idx, 1);
+    });
     let due = |queue: &FairQueue<usize>| {
         let mut due: Vec<f64> = queue.shares(DECODE).map(|share| 1.0 / share.n_parts).collect();
         due.sort_unstable_by(f64::total_cmp);

@@ -32,8 +32,11 @@ const N_STEPS_IN_TURN: u64 = 8;
 
 impl Scheduler {
     /// The context of a class that is looked at next, `is_first` for the step.
-    pub(super) fn pop_next(&mut self, class: Class, is_first: bool) -> Option<ContextId> {
+    pub(super) fn pop_next(&mut self, class: Class, is_first: bool, plan: &Plan) -> Option<ContextId> {
         let lane = self.lane(class);
+        if let Some(user) = plan.of_user {
+            return self.commons.queue.pop_of(lane, user);
+        }
         match class {
             Class::Prompt if is_first && self.step.is_multiple_of(N_STEPS_IN_TURN) => {
                 self.commons.queue.pop_in_turn(lane)
@@ -68,7 +71,8 @@ impl Scheduler {
     /// Whether the step takes no more rows of a class.
     pub(super) fn is_full(&mut self, class: Class, plan: &Plan) -> bool {
         let has_its_decode_rows = plan.work.n_decode_rows >= n_rows_bound(plan);
-        class == Class::Decode && has_its_decode_rows || self.is_too_far_ahead(class, plan)
+        class == Class::Decode && has_its_decode_rows
+            || plan.of_user.is_none() && self.is_too_far_ahead(class, plan)
     }
 
     /// Whether the next owner has had so much more than a user with waiting prompts that its row is left out. Where prompts
@@ -89,7 +93,14 @@ impl Scheduler {
             self.commons.queue.bound_lead(lane, prompts, lead);
             return false;
         }
-        self.commons.queue.lead(lane, prompts) > lead
+        if self.commons.queue.lead(lane, prompts) <= lead {
+            return false;
+        }
+        let is_late = plan.latest.is_some();
+        if is_late {
+            self.commons.queue.bound_lead(lane, prompts, lead);
+        }
+        !is_late
     }
 
     /// Whether prompts have as good as all of a step beside so many decode rows.

@@ -8,7 +8,8 @@ use super::{ContextState, Plan, Scheduler};
 use crate::fair::Class;
 
 impl Scheduler {
-    /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
+    /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside. Returns how many
+    /// nanoseconds that is.
     pub(super) fn charge_row(
         &mut self,
         context: &mut ContextState,
@@ -16,7 +17,7 @@ impl Scheduler {
         tokens: Range<usize>,
         n_again: usize,
         plan: &mut Plan,
-    ) {
+    ) -> u64 {
         let work = context.work.as_ref().expect("a placed context has work");
         let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
         // One whose mask is late may sit out.
@@ -46,6 +47,31 @@ impl Scheduler {
         let beside = Costs::histories_ns(n_history_pages)
             + self.costs.thousandths_ns(n_thousandths)
             + self.costs.pages_ns(n_pages_beside);
-        self.commons.queue.charge(&context.seat, cost + beside + steering_ns);
+        let cost_ns = cost + beside + steering_ns;
+        self.commons.queue.charge(&context.seat, cost_ns);
+        cost_ns
+    }
+
+    /// What a step took beyond what its rows were taken to cost is charged to them as well, each its part: a step that has
+    /// nothing but prompts takes the time of any step, whatever a token adds to one. Rows that decode have paid for a step
+    /// without prompts, and are not to blame for what it takes with them.
+    pub(super) fn charge_rest(&mut self, plan: &Plan, elapsed_ns: u64) {
+        let of_all: u64 = plan.rows.iter().map(|row| row.cost_ns).sum();
+        let rest_ns = elapsed_ns.saturating_sub(of_all);
+        let prompts = || plan.rows.iter().filter(|row| row.class == Class::Prompt);
+        let of_prompts: u64 = prompts().map(|row| row.cost_ns).sum();
+        let (class, cost_ns) = match of_prompts {
+            0 => (Class::Decode, of_all),
+            _ => (Class::Prompt, of_prompts),
+        };
+        if rest_ns == 0 || cost_ns == 0 {
+            return;
+        }
+        let part = rest_ns as f64 / cost_ns as f64;
+        for row in plan.rows.iter().filter(|row| row.class == class) {
+            if let Some(context) = self.contexts.get(&row.id) {
+                self.commons.queue.charge(&context.seat, (part * row.cost_ns as f64) as u64);
+            }
+        }
     }
 }

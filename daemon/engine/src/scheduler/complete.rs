@@ -37,6 +37,7 @@ impl Scheduler {
         self.stats.n_steps += 1;
         self.stats.n_rows += plan.rows.len() as u64;
         self.stats.device_busy += Duration::from_nanos(elapsed_ns);
+        self.charge_rest(&plan, elapsed_ns);
         self.costs.learn(plan.work, elapsed_ns);
         let n_decode_rows = plan.work.n_decode_rows;
         let alone_ns =

@@ -82,9 +82,12 @@ impl Scheduler {
             Class::Prompt => 1,
         };
         let (seat, lane) = (&context.seat, Lane::of(self.settings.place, class));
-        match end {
+        let is_first_of_user = match end {
             End::Front => self.commons.queue.push_first(seat, lane, id, n_rows),
             End::Back => self.commons.queue.push(seat, lane, id, n_rows),
+        };
+        if is_first_of_user {
+            self.commons.arrears.note_waits(context.owner.actor);
         }
     }
 

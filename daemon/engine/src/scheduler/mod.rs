@@ -29,6 +29,7 @@
 //! | spare | a question left it past the tokens of its context | an edit, or want of pages | what is appended is not computed again |
 
 mod admission;
+mod arrears;
 mod asked;
 mod beams;
 mod bounds;
@@ -90,6 +91,7 @@ use crate::run::AheadWindow;
 use crate::sampling::Operator;
 use crate::stats::EngineStats;
 use admission::Standing;
+use arrears::Arrears;
 use bounds::{Pace, PromptDebt};
 use cost::Costs;
 use held::Held;
@@ -223,6 +225,7 @@ pub(crate) struct Commons {
     are_late: bool,
     /// Rows of logits on the device.
     pub(crate) kept: KeptRows,
+    arrears: Arrears,
 }
 
 /// The last step of a model with decode rows.

@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 pub(super) use self::cached::N_BLOCKS_FOUND_MAX;
 use self::tree::{PlannedTree, TreeCells, TreeRows};
+use super::arrears::{Latest, Rider};
 use super::asked::{Asked, Given};
 use super::bounds::DecodeBound;
 use super::cost::StepWork;
 use super::room::Victims;
 use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
-use crate::account::{Account, Resource};
+use crate::account::{Account, ActorId, Resource};
 use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
@@ -26,6 +27,9 @@ use crate::kv::{PageTable, Sequence};
 
 /// Contexts that one plan looks at in vain: the fair order brings them first in the next one.
 const N_WAITS_MAX: usize = 1024;
+
+/// Tokens that a step has for the prompts of a user whose next row is late.
+const N_TOKENS_LATE: usize = 8;
 
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
@@ -45,6 +49,14 @@ pub(crate) struct Plan {
     pub(super) n_tokens_guessed: usize,
     /// Pages that were found in the prefix cache.
     pub(super) n_blocks_found: usize,
+    /// Users with rows in it.
+    pub(super) riders: Vec<Rider>,
+    /// The user that is furthest behind.
+    pub(super) latest: Option<Latest>,
+    /// The user whose rows are placed before those of others.
+    pub(super) of_user: Option<ActorId>,
+    /// Whether it has no rows of other users than the latest.
+    pub(super) is_kept: bool,
     /// What its rows ask for.
     pub(super) asked: Asked,
     /// What their programs are given.
@@ -83,6 +95,9 @@ pub(super) struct PlannedRow {
     /// Whether the device keeps the state of its last token.
     pub(super) keeps_state: bool,
     pub(super) n_charged: u64,
+    pub(super) class: Class,
+    /// What it was taken to cost.
+    pub(super) cost_ns: u64,
     /// Whom its tokens were charged to: its context may be gone before it is taken in.
     pub(super) account: Arc<Account>,
     /// Its last tokens are the nodes of a tree, which are rows of their own to the backend.
@@ -100,6 +115,8 @@ impl Plan {
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
         (self.n_tokens_guessed, self.n_rows_of_waiting_job) = (0, 0);
+        self.riders.clear();
+        (self.latest, self.of_user, self.is_kept) = (None, None, false);
         self.asked = Asked::default();
         self.given.clear();
         self.trees.clear();
@@ -159,13 +176,16 @@ impl Scheduler {
         plan.n_moves_max = Some(self.n_moves_left());
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
+        plan.latest = self.commons.latest_at(self.settings.place);
         self.place_decode(n_rows_max, &mut plan, &mut waiting);
-        self.note_decode_rows(&plan);
         if plan.has_rows() {
             self.last_decode_step = self.step;
         }
-        let n_tokens = self.n_prompt_tokens(&plan);
-        self.place_class(Class::Prompt, self.limits.n_rows_max, n_tokens, &mut plan, &mut waiting);
+        if !plan.is_kept {
+            self.note_decode_rows(&plan);
+            let n_tokens = self.n_prompt_tokens(&plan);
+            self.place_prompts(n_tokens, &mut plan, &mut waiting);
+        }
         self.enqueue_all_again(waiting.into_iter());
         self.note_moved(&plan);
         if plan.has_rows() {
@@ -190,6 +210,22 @@ impl Scheduler {
         plan
     }
 
+    /// Gives so many tokens to prompts: those of the user that is furthest behind come first, and a few of them whatever the
+    /// step has room for.
+    fn place_prompts(&mut self, mut n_tokens: usize, plan: &mut Plan, waiting: &mut Vec<ContextId>) {
+        let n_rows_max = self.limits.n_rows_max;
+        if let Some(Latest { user, .. }) = plan.latest.filter(|_| !plan.decode_bound.is_look()) {
+            let n_before = plan.n_tokens();
+            let n_tokens_free = self.limits.n_tokens_max.saturating_sub(n_before);
+            let n_tokens_late = n_tokens.max(N_TOKENS_LATE.min(n_tokens_free));
+            plan.of_user = Some(user);
+            self.place_class(Class::Prompt, n_rows_max, n_tokens_late, plan, waiting);
+            plan.of_user = None;
+            n_tokens = n_tokens.saturating_sub(plan.n_tokens() - n_before);
+        }
+        self.place_class(Class::Prompt, n_rows_max, n_tokens, plan, waiting);
+    }
+
     /// Gives rows to contexts of a class in the fair order, as long as there are rows and tokens.
     fn place_class(
         &mut self,
@@ -212,7 +248,7 @@ impl Scheduler {
                 waiting.push(id);
                 continue;
             }
-            let Some(id) = self.pop_next(class, idx == 0) else { return };
+            let Some(id) = self.pop_next(class, idx == 0, plan) else { return };
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
             self.holders.note_changed(id, &mut context.listing);
@@ -405,7 +441,8 @@ impl Scheduler {
         self.note_placed(id, context);
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
-        self.charge_row(context, class, start..end, n_again, plan);
+        let cost_ns = self.charge_row(context, class, start..end, n_again, plan);
+        self.note_rider(context, if class == Class::Decode { end - start } else { 0 }, plan);
         let goes_on = context.work.as_ref().is_some_and(Work::goes_on);
         let draws = end == n_tokens && end == work_target && goes_on;
         let waits_for_mask = draws && context.lacks_mask();
@@ -441,6 +478,8 @@ impl Scheduler {
             waits_for_mask,
             keeps_state,
             n_charged,
+            class,
+            cost_ns,
             account: context.owner.account.clone(),
             tree,
             epoch,

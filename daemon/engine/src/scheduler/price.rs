@@ -119,6 +119,7 @@ impl Scheduler {
         };
         if let Some(context) = id.and_then(|id| self.contexts.get(&id)) {
             self.commons.queue.charge(&context.seat, price_ns + of_mask);
+            self.commons.arrears.note_active(&context.owner);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::command::ContextId;
 use crate::fair::Class;
+use crate::scheduler::arrears::Latest;
 use crate::scheduler::bounds::DecodeBound;
 use crate::scheduler::{Plan, Scheduler};
 
@@ -21,8 +22,20 @@ impl Scheduler {
             plan.decode_bound = plan.decode_bound.without_look();
             self.enqueue_all_again(std::mem::take(waiting).into_iter());
         }
+        if let Some(Latest { user, is_very_late }) = plan.latest {
+            let n_tokens = self.n_decode_tokens(plan);
+            plan.of_user = Some(user);
+            self.place_class(Class::Decode, n_rows_max, n_tokens, plan, waiting);
+            plan.of_user = None;
+            // What waits of it may wait for something else.
+            plan.is_kept = is_very_late && plan.has_rows();
+            if plan.is_kept {
+                return;
+            }
+        }
+        let n_rows_before = plan.work.n_decode_rows;
         self.place_waiting_job(n_rows_max, plan);
-        plan.n_rows_of_waiting_job = plan.work.n_decode_rows;
+        plan.n_rows_of_waiting_job = plan.work.n_decode_rows - n_rows_before;
         let n_tokens = self.n_decode_tokens(plan);
         self.place_class(Class::Decode, n_rows_max, n_tokens, plan, waiting);
     }

@@ -3,6 +3,7 @@
 use super::{Placed, PlannedRow};
 use crate::batch::Input;
 use crate::command::ContextId;
+use crate::fair::Class;
 use crate::job::Work;
 use crate::scheduler::{ContextState, Plan, Scheduler, UnderWay};
 
@@ -32,6 +33,8 @@ impl Scheduler {
             self.pin(context);
         }
         self.note_placed(id, context);
+        self.note_rider(context, 1, plan);
+        let cost_ns = self.charge_row_of_head(context, n_tokens, plan);
         let work = context.work.as_ref().expect("it has work");
         let draws = matches!(work, Work::Run(_));
         plan.rows.push(PlannedRow {
@@ -46,12 +49,20 @@ impl Scheduler {
             waits_for_mask: false,
             keeps_state: true,
             n_charged: 0,
+            class: Class::Decode,
+            cost_ns,
             account: context.owner.account.clone(),
             tree: None,
             epoch: context.epoch,
         });
         context.under_way =
             Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
+        Placed::Row { n_tokens: 0 }
+    }
+
+    /// Charges a guest's virtual time for such a row; returns how many nanoseconds that is.
+    fn charge_row_of_head(&mut self, context: &ContextState, n_tokens: usize, plan: &mut Plan) -> u64 {
+        let work = context.work.as_ref().expect("it has work");
         let of_outputs = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, &self.limits);
         let n_head_tokens = ((of_outputs / 1000) as usize).max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
@@ -59,6 +70,6 @@ impl Scheduler {
         plan.work.n_thousandths_beside += n_thousandths;
         let cost = self.costs.tokens_ns(n_head_tokens) + self.costs.thousandths_ns(n_thousandths);
         self.commons.queue.charge(&context.seat, cost);
-        Placed::Row { n_tokens: 0 }
+        cost
     }
 }

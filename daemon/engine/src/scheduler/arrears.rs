@@ -1,0 +1,301 @@
+//! How far users that decode have fallen behind the pace that they are due.
+//!
+//! A user's pace is the time from one of its decode rows to the next, whatever that time goes into: rows and prompts of
+//! others, their commands, pages that move, waiting. What it takes while nobody else has anything computed is seen, and so is
+//! what it takes beside others, of whom each is due a part of the device by its share. What the rows of a user come later
+//! than that adds up, and whoever is furthest behind has steps to itself until that is made up for. Everything that shares
+//! the device by what work is expected to cost may be wrong by a part of it: this looks at what came of it.
+//!
+//! The users that are left out meanwhile have at least half of the time.
+
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::{Commons, ContextState, Plan, Scheduler};
+use crate::account::{ActorId, Owner};
+use crate::fair::{Class, Lane};
+
+/// A user gets this much of the time that it may take to its next row before that is late, of 1: what its guest, its session
+/// and its client take on their way is not seen here.
+const PART_OF_DUE: f64 = 0.85;
+
+/// By how many rows a user is behind before its rows are in every step, and before it has steps to itself.
+const N_ROWS_LATE: f64 = 0.5;
+const N_ROWS_VERY_LATE: f64 = 4.0;
+
+/// And by how many at most: what is beyond that is forgotten.
+const N_ROWS_LATE_MAX: f64 = 64.0;
+
+/// How much longer than other steps those may last that are kept for one user, and how long they may last in a row, if no
+/// other step has lasted longer.
+const KEPT_NS_MAX: f64 = 15_000_000.0;
+
+/// A user that had no row for so long begins anew.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Steps after which who had nothing computed and asked for nothing shares the device no more.
+const N_STEPS_ACTIVE: u64 = 16;
+
+/// The share of a new time in what a user's row takes alone, while nobody else shares the device.
+const WEIGHT: f64 = 1.0 / 16.0;
+
+/// The same while others do, in a step that is its own: others may have kept the machine busy for part of that.
+const WEIGHT_OF_SHORTER: f64 = 1.0 / 64.0;
+const WEIGHT_OF_LONGER: f64 = 1.0 / 1024.0;
+
+/// Steps after which those are forgotten who have not been there for long.
+const N_STEPS_LOOK: u64 = 1024;
+
+/// What is known of the users of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Arrears {
+    users: FxHashMap<ActorId, Pace>,
+    n_steps: u64,
+    /// How long other steps lasted lately, less those that were kept for one user.
+    left_ns: f64,
+    last: Option<Instant>,
+}
+
+/// A user's pace.
+#[derive(Debug)]
+struct Pace {
+    share: f64,
+    /// The step in which it was active last.
+    active: u64,
+    /// When its last decode row was taken in, and in which step.
+    row: Option<(Instant, u64)>,
+    /// Since when something of it waits, after it had nothing of that kind.
+    waits_since: Option<Instant>,
+    /// How long its last row would have taken alone.
+    alone_ns: Option<f64>,
+    alone: Option<Alone>,
+    /// The last step with rows of it, and its place among the riders of that.
+    rides: (u64, usize),
+    /// In rows, each as long as it takes alone.
+    n_rows_late: f64,
+}
+
+/// What it takes from one decode row to the next, or from so many at once to the next, while nobody else has anything
+/// computed.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    ns: f64,
+    n_rows: usize,
+    /// Whether nobody else shared the device when that was seen.
+    is_certain: bool,
+}
+
+/// The user that is furthest behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Latest {
+    pub(crate) user: ActorId,
+    /// Whether the next step is to have its rows alone.
+    pub(crate) is_very_late: bool,
+}
+
+/// A user with rows in a step that is taken in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rider {
+    pub(crate) user: ActorId,
+    /// Rows that decode.
+    pub(crate) n_decode_rows: usize,
+}
+
+/// A step that is taken in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ride<'a> {
+    pub(crate) now: Instant,
+    /// Each user once.
+    pub(crate) riders: &'a [Rider],
+    /// Whether it was kept for one user.
+    pub(crate) is_kept: bool,
+}
+
+impl Scheduler {
+    /// A row of a context is planned.
+    pub(super) fn note_rider(&mut self, context: &ContextState, n_decode_rows: usize, plan: &mut Plan) {
+        self.commons.arrears.note_row(plan.step, &context.owner, n_decode_rows, &mut plan.riders);
+    }
+
+    /// A step is about to be taken in.
+    pub(crate) fn note_ride(&mut self, now: Instant, plan: &Plan) {
+        let ride = Ride { now, riders: &plan.riders, is_kept: plan.is_kept };
+        let costs = &self.costs;
+        self.commons.arrears.note_step(ride, |n_rows| costs.target_ns(n_rows, 1.0));
+    }
+}
+
+impl Commons {
+    /// The user that is furthest behind among those who wait for the model at this place.
+    pub(crate) fn latest_at(&self, place: usize) -> Option<Latest> {
+        let lanes = [Class::Decode, Class::Prompt].map(|class| Lane::of(place, class));
+        self.arrears.latest(|user| lanes.iter().any(|&lane| self.queue.len_of(lane, user) > 0))
+    }
+}
+
+impl Alone {
+    /// The same for another number of rows: as much longer as such a step is, which may take longer than it did then if others
+    /// keep the machine busy by now, as both do.
+    fn ns_of(&self, n_rows: usize, expected_ns: &impl Fn(usize) -> Option<u64>) -> f64 {
+        match (n_rows == self.n_rows, expected_ns(n_rows), expected_ns(self.n_rows)) {
+            (false, Some(ns), Some(of_own)) => self.ns * ns as f64 / of_own.max(1) as f64,
+            _ => self.ns,
+        }
+    }
+
+    fn learn(&mut self, ns: f64, shares_device: bool) {
+        let weight = match shares_device && self.is_certain {
+            false => WEIGHT,
+            true if ns < self.ns => WEIGHT_OF_SHORTER,
+            true => WEIGHT_OF_LONGER,
+        };
+        self.ns += weight * (ns - self.ns);
+    }
+}
+
+/// How long a row may take that is due one part in so many of the device, in what it takes alone.
+fn n_rows_due(n_parts: f64) -> f64 {
+    (PART_OF_DUE * n_parts).max(1.0)
+}
+
+fn ns_between(since: Instant, until: Instant) -> f64 {
+    until.saturating_duration_since(since).as_nanos() as f64
+}
+
+impl Arrears {
+    /// A user asks something of the engine.
+    pub(crate) fn note_active(&mut self, owner: &Owner) {
+        let share = f64::from(owner.account.priority().share.get());
+        let n_steps = self.n_steps;
+        let new = || Pace {
+            share,
+            active: n_steps,
+            row: None,
+            waits_since: None,
+            alone_ns: None,
+            alone: None,
+            rides: (0, 0),
+            n_rows_late: 0.0,
+        };
+        let pace = self.users.entry(owner.actor).or_insert_with(new);
+        (pace.share, pace.active) = (share, n_steps);
+    }
+
+    /// A row of a user's is planned.
+    pub(crate) fn note_row(
+        &mut self,
+        step: u64,
+        owner: &Owner,
+        n_decode_rows: usize,
+        riders: &mut Vec<Rider>,
+    ) {
+        let user = owner.actor;
+        let idx = match riders.last() {
+            Some(last) if last.user == user => riders.len() - 1,
+            _ => {
+                self.note_active(owner);
+                let pace = self.users.get_mut(&user).expect("it is active");
+                match pace.rides {
+                    (of, idx) if of == step && riders.get(idx).is_some_and(|rider| rider.user == user) => idx,
+                    _ => {
+                        pace.rides = (step, riders.len());
+                        riders.push(Rider { user, n_decode_rows: 0 });
+                        riders.len() - 1
+                    }
+                }
+            }
+        };
+        riders[idx].n_decode_rows += n_decode_rows;
+    }
+
+    fn active_shares(&self) -> f64 {
+        let is_active = |pace: &&Pace| self.n_steps - pace.active <= N_STEPS_ACTIVE;
+        self.users.values().filter(is_active).map(|pace| pace.share).sum()
+    }
+
+    /// A step was taken in; `expected_ns` is how long one of so many decode rows takes, if that is known.
+    pub(crate) fn note_step(&mut self, ride: Ride<'_>, expected_ns: impl Fn(usize) -> Option<u64>) {
+        let Ride { now, riders, is_kept } = ride;
+        self.n_steps += 1;
+        let n_steps = self.n_steps;
+        for rider in riders {
+            if let Some(pace) = self.users.get_mut(&rider.user) {
+                pace.active = n_steps;
+            }
+        }
+        let shares = self.active_shares();
+        if let Some(last) = self.last.replace(now) {
+            let ns = ns_between(last, now);
+            self.left_ns = match is_kept {
+                true => (self.left_ns - ns).max(-KEPT_NS_MAX),
+                false => (self.left_ns + ns).min(KEPT_NS_MAX.max(ns)),
+            };
+        }
+        for rider in riders.iter().filter(|rider| rider.n_decode_rows > 0) {
+            let Some(pace) = self.users.get_mut(&rider.user) else { continue };
+            let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
+            if now.saturating_duration_since(before) > PAUSE {
+                (pace.n_rows_late, pace.alone_ns) = (0.0, None);
+                continue;
+            }
+            let since = pace.waits_since.map_or(before, |since| since.max(before));
+            let ns = ns_between(since, now);
+            let n_parts = shares / pace.share;
+            let (n_rows, shares_device) = (rider.n_decode_rows, n_parts > 1.0);
+            if riders.len() == 1 && step + 1 == n_steps {
+                match &mut pace.alone {
+                    Some(alone) if alone.is_certain || shares_device => {
+                        let of_others = alone.ns_of(n_rows, &expected_ns);
+                        alone.learn(ns * alone.ns / of_others, shares_device);
+                    }
+                    alone => *alone = Some(Alone { ns, n_rows, is_certain: !shares_device }),
+                }
+            }
+            pace.alone_ns = match &pace.alone {
+                Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
+                None => expected_ns(n_rows).map(|ns| ns as f64),
+            };
+            pace.n_rows_late = match pace.alone_ns.filter(|_| shares_device) {
+                Some(alone_ns) => (pace.n_rows_late + ns / alone_ns.max(1.0) - n_rows_due(n_parts))
+                    .clamp(0.0, N_ROWS_LATE_MAX),
+                None => 0.0,
+            };
+        }
+        if n_steps.is_multiple_of(N_STEPS_LOOK) {
+            self.users.retain(|_, pace| {
+                n_steps - pace.active <= N_STEPS_ACTIVE
+                    || pace.row.is_some_and(|(row, _)| now.saturating_duration_since(row) <= PAUSE)
+            });
+        }
+    }
+
+    /// Something of a user waits that had nothing of its kind.
+    pub(crate) fn note_waits(&mut self, user: ActorId) {
+        if let Some(pace) = self.users.get_mut(&user) {
+            pace.waits_since = self.last;
+        }
+    }
+
+    /// How late a user is with the row that it waits for, when the last step was taken in.
+    fn n_rows_late(&self, pace: &Pace, n_parts: f64) -> f64 {
+        let (Some((row, _)), Some(alone_ns), Some(now)) = (pace.row, pace.alone_ns, self.last) else {
+            return pace.n_rows_late;
+        };
+        let since = pace.waits_since.map_or(row, |since| since.max(row));
+        let n_rows_of_this = ns_between(since, now) / alone_ns.max(1.0) - n_rows_due(n_parts);
+        pace.n_rows_late + n_rows_of_this.max(0.0)
+    }
+
+    /// The user that is furthest behind, if one is. `waits` says who could have a row.
+    pub(crate) fn latest(&self, waits: impl Fn(ActorId) -> bool) -> Option<Latest> {
+        let shares = self.active_shares();
+        let others_wait = |pace: &Pace| shares > pace.share;
+        let late = self.users.iter().filter(|(_, pace)| others_wait(pace));
+        let late = late.map(|(&user, pace)| (self.n_rows_late(pace, shares / pace.share), user));
+        let late = late.filter(|&(n_rows, user)| n_rows > N_ROWS_LATE && waits(user));
+        let (n_rows, user) = late.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
+        let is_very_late = n_rows > N_ROWS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
+        Some(Latest { user, is_very_late })
+    }
+}
