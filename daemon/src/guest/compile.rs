@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use super::error::GuestError;
 use super::limits::GuestLimits;
 use super::names::{REASON_BYTES_MAX, cut};
-use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR};
+use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR, WorkerTerms};
 use crate::allocator::OF_BOUNDED_CHILDREN;
 use crate::{descriptors, machine, spawner};
 
@@ -118,7 +118,8 @@ impl Compiler {
         let stderr = child.stderr.take().expect("piped");
         let ask = async {
             // A child that dies early breaks the pipe; its end says more than that.
-            let _ = stdin.write_all(&self.memory_bytes.to_le_bytes()).await;
+            let terms = WorkerTerms { memory_bytes: self.memory_bytes, parent: std::process::id() };
+            let _ = stdin.write_all(&terms.encode()).await;
             let _ = stdin.write_all(wasm).await;
             drop(stdin);
         };

@@ -50,7 +50,7 @@ async fn what_waits_for_room_hears_that_the_daemon_has_gone() {
     // Twice what the outbox holds, of which the daemon reads the first bytes and no more.
     let n_bytes = FRAME_BYTES_MIN as usize / 2;
     let n_starts = 2 * Room::Bulk.n_bytes() / n_bytes;
-    let options = || {
+    let options = move || {
         let arguments = vec!["x".repeat(n_bytes)];
         StartOptions { arguments, ..StartOptions::default() }
     };

@@ -6,7 +6,7 @@
 //! than that adds up, and whoever is furthest behind has steps to itself until that is made up for. Everything that shares
 //! the device by what work is expected to cost may be wrong by a part of it: this looks at what came of it.
 //!
-//! The users that are left out meanwhile have at least half of the time.
+//! The users that are left out meanwhile have at least the parts that they are due.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ const N_ROWS_VERY_LATE: f64 = 4.0;
 /// And by how many at most: what is beyond that is forgotten.
 const N_ROWS_LATE_MAX: f64 = 64.0;
 
-/// How much longer than other steps those may last that are kept for one user, and how long they may last in a row, if no
-/// other step has lasted longer.
+/// How much longer than it is due for other steps those may last that are kept for one user, and how long they may last in a
+/// row, if no other step has lasted longer.
 const KEPT_NS_MAX: f64 = 15_000_000.0;
 
 /// A user that had no row for so long begins anew.
@@ -52,7 +52,9 @@ const N_STEPS_LOOK: u64 = 1024;
 pub(crate) struct Arrears {
     users: FxHashMap<ActorId, Pace>,
     n_steps: u64,
-    /// How long other steps lasted lately, less those that were kept for one user.
+    /// Steps that were kept for nobody.
+    n_open_steps: u64,
+    /// How long steps may last that are kept for one user, for those lately that were not.
     left_ns: f64,
     last: Option<Instant>,
 }
@@ -61,7 +63,7 @@ pub(crate) struct Arrears {
 #[derive(Debug)]
 struct Pace {
     share: f64,
-    /// The step in which it was active last.
+    /// When it was active last, in steps that were kept for nobody.
     active: u64,
     /// When its last decode row was taken in, and in which step.
     row: Option<(Instant, u64)>,
@@ -87,11 +89,13 @@ struct Alone {
 }
 
 /// The user that is furthest behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Latest {
     pub(crate) user: ActorId,
     /// Whether the next step is to have its rows alone.
     pub(crate) is_very_late: bool,
+    /// It is due one part of the device in so many.
+    pub(crate) n_parts: f64,
 }
 
 /// A user with rows in a step that is taken in.
@@ -108,7 +112,9 @@ pub(crate) struct Ride<'a> {
     pub(crate) now: Instant,
     /// Each user once.
     pub(crate) riders: &'a [Rider],
-    /// Whether it was kept for one user.
+    /// The user that was furthest behind when it was planned.
+    pub(crate) latest: Option<Latest>,
+    /// Whether it was kept for that user.
     pub(crate) is_kept: bool,
 }
 
@@ -120,7 +126,8 @@ impl Scheduler {
 
     /// A step is about to be taken in.
     pub(crate) fn note_ride(&mut self, now: Instant, plan: &Plan) {
-        let ride = Ride { now, riders: &plan.riders, is_kept: plan.is_kept };
+        let Plan { riders, latest, is_kept, .. } = plan;
+        let ride = Ride { now, riders, latest: *latest, is_kept: *is_kept };
         let costs = &self.costs;
         self.commons.arrears.note_step(ride, |n_rows| costs.target_ns(n_rows, 1.0));
     }
@@ -167,10 +174,10 @@ impl Arrears {
     /// A user asks something of the engine.
     pub(crate) fn note_active(&mut self, owner: &Owner) {
         let share = f64::from(owner.account.priority().share.get());
-        let n_steps = self.n_steps;
+        let active = self.n_open_steps;
         let new = || Pace {
             share,
-            active: n_steps,
+            active,
             row: None,
             waits_since: None,
             alone_ns: None,
@@ -179,7 +186,7 @@ impl Arrears {
             n_rows_late: 0.0,
         };
         let pace = self.users.entry(owner.actor).or_insert_with(new);
-        (pace.share, pace.active) = (share, n_steps);
+        (pace.share, pace.active) = (share, active);
     }
 
     /// A row of a user's is planned.
@@ -210,26 +217,29 @@ impl Arrears {
     }
 
     fn active_shares(&self) -> f64 {
-        let is_active = |pace: &&Pace| self.n_steps - pace.active <= N_STEPS_ACTIVE;
+        let is_active = |pace: &&Pace| self.n_open_steps - pace.active <= N_STEPS_ACTIVE;
         self.users.values().filter(is_active).map(|pace| pace.share).sum()
     }
 
     /// A step was taken in; `expected_ns` is how long one of so many decode rows takes, if that is known.
     pub(crate) fn note_step(&mut self, ride: Ride<'_>, expected_ns: impl Fn(usize) -> Option<u64>) {
-        let Ride { now, riders, is_kept } = ride;
+        let Ride { now, riders, latest, is_kept } = ride;
         self.n_steps += 1;
-        let n_steps = self.n_steps;
+        self.n_open_steps += u64::from(!is_kept);
+        let (n_steps, n_open_steps) = (self.n_steps, self.n_open_steps);
         for rider in riders {
             if let Some(pace) = self.users.get_mut(&rider.user) {
-                pace.active = n_steps;
+                pace.active = n_open_steps;
             }
         }
         let shares = self.active_shares();
         if let Some(last) = self.last.replace(now) {
             let ns = ns_between(last, now);
+            // As much of the device as it is due, for what the others have of the rest.
+            let n_parts_of_others = latest.map_or(1.0, |latest| latest.n_parts - 1.0);
             self.left_ns = match is_kept {
                 true => (self.left_ns - ns).max(-KEPT_NS_MAX),
-                false => (self.left_ns + ns).min(KEPT_NS_MAX.max(ns)),
+                false => (self.left_ns + ns / n_parts_of_others).min(KEPT_NS_MAX.max(ns / n_parts_of_others)),
             };
         }
         for rider in riders.iter().filter(|rider| rider.n_decode_rows > 0) {
@@ -264,7 +274,7 @@ impl Arrears {
         }
         if n_steps.is_multiple_of(N_STEPS_LOOK) {
             self.users.retain(|_, pace| {
-                n_steps - pace.active <= N_STEPS_ACTIVE
+                n_open_steps - pace.active <= N_STEPS_ACTIVE
                     || pace.row.is_some_and(|(row, _)| now.saturating_duration_since(row) <= PAUSE)
             });
         }
@@ -273,7 +283,7 @@ impl Arrears {
     /// Something of a user waits that had nothing of its kind.
     pub(crate) fn note_waits(&mut self, user: ActorId) {
         if let Some(pace) = self.users.get_mut(&user) {
-            pace.waits_since = self.last;
+            (pace.waits_since, pace.active) = (self.last, self.n_open_steps);
         }
     }
 
@@ -291,11 +301,126 @@ impl Arrears {
     pub(crate) fn latest(&self, waits: impl Fn(ActorId) -> bool) -> Option<Latest> {
         let shares = self.active_shares();
         let others_wait = |pace: &Pace| shares > pace.share;
-        let late = self.users.iter().filter(|(_, pace)| others_wait(pace));
-        let late = late.map(|(&user, pace)| (self.n_rows_late(pace, shares / pace.share), user));
-        let late = late.filter(|&(n_rows, user)| n_rows > N_ROWS_LATE && waits(user));
-        let (n_rows, user) = late.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
-        let is_very_late = n_rows > N_ROWS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
-        Some(Latest { user, is_very_late })
+        let mut latest: Option<(f64, Latest)> = None;
+        for (&user, pace) in self.users.iter().filter(|(_, pace)| others_wait(pace)) {
+            let n_parts = shares / pace.share;
+            let n_rows = self.n_rows_late(pace, n_parts);
+            if n_rows > latest.map_or(N_ROWS_LATE, |(n_rows, _)| n_rows) && waits(user) {
+                let is_very_late = n_rows > N_ROWS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
+                latest = Some((n_rows, Latest { user, is_very_late, n_parts }));
+            }
+        }
+        latest.map(|(_, latest)| latest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::account::{Account, Budget, GuestId, Priority, SessionId};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn owner(user: u32, share: u32) -> Owner {
+        let priority = Priority { share: NonZeroU32::new(share).expect("above 0"), rank: 0 };
+        let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
+        Owner { actor: ActorId(user), session: SessionId(1), guest: GuestId(u64::from(user)), account }
+    }
+
+    /// A device with a user that decodes, whose row takes a millisecond alone, and one with prompts.
+    struct Device {
+        arrears: Arrears,
+        owners: [Owner; 2],
+        now: Instant,
+        step: u64,
+        kept: Duration,
+    }
+
+    impl Device {
+        fn new(shares: [u32; 2]) -> Self {
+            let owners = [owner(1, shares[0]), owner(2, shares[1])];
+            let (arrears, now, kept) = (Arrears::default(), Instant::now(), Duration::ZERO);
+            let mut device = Self { arrears, owners, now, step: 0, kept };
+            (0..100).for_each(|_| device.step(MS, &[0]));
+            device
+        }
+
+        /// A step of so long with rows of some users.
+        fn step(&mut self, time: Duration, users: &[usize]) {
+            self.step += 1;
+            let latest = self.arrears.latest(|user| user == ActorId(1));
+            let is_kept = users == [0] && latest.is_some_and(|latest| latest.is_very_late);
+            let mut riders = Vec::new();
+            for &user in users {
+                self.arrears.note_row(self.step, &self.owners[user], 1 - user, &mut riders);
+            }
+            self.now += time;
+            self.kept += if is_kept { time } else { Duration::ZERO };
+            let ride = Ride { now: self.now, riders: &riders, latest, is_kept };
+            self.arrears.note_step(ride, |_| Some(1_000_000));
+        }
+
+        /// Steps beside prompts that make each last so long; how long the user's rows take in the mean.
+        fn beside_prompts(&mut self, time: Duration, n_steps: u32) -> f64 {
+            let begun = self.now;
+            for _ in 0..n_steps {
+                match self.arrears.latest(|user| user == ActorId(1)) {
+                    Some(latest) if latest.is_very_late => self.step(MS, &[0]),
+                    _ => self.step(time, &[0, 1]),
+                }
+            }
+            (self.now - begun).as_secs_f64() * 1000.0 / f64::from(n_steps)
+        }
+    }
+
+    #[test]
+    fn a_user_that_decodes_has_its_part_of_its_pace_however_long_steps_are() {
+        for (shares, n_parts) in [([1, 1], 2.0), ([3, 1], 4.0 / 3.0), ([1, 3], 4.0)] {
+            for time in [2, 5, 20, 60] {
+                let mut device = Device::new(shares);
+                let (begun, mean_ms) = (device.now, device.beside_prompts(time * MS, 4000));
+                let due_ms = (PART_OF_DUE * n_parts).max(1.0).min(f64::from(time));
+                // What may be kept in a row comes on top of what the others are due.
+                let least_ms = 0.95 * due_ms;
+                assert!(
+                    mean_ms > least_ms && mean_ms < 1.25 * due_ms,
+                    "{shares:?}, {time} ms: {mean_ms} for {due_ms}"
+                );
+                let kept = device.kept.as_secs_f64() / (device.now - begun).as_secs_f64();
+                assert!(kept < 1.05 / n_parts, "{shares:?}, {time} ms: {kept}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_late_who_is_alone_or_has_what_it_is_due() {
+        let mut device = Device::new([1, 1]);
+        (0..100).for_each(|_| device.step(10 * MS, &[0]));
+        assert_eq!(
+            device.arrears.latest(|_| true),
+            None,
+            "steps take longer by now, and nobody else is there"
+        );
+        let mut device = Device::new([1, 1]);
+        device.beside_prompts(Duration::from_micros(1600), 1000);
+        assert_eq!((device.arrears.latest(|_| true), device.kept), (None, Duration::ZERO));
+    }
+
+    #[test]
+    fn who_was_away_is_late_from_its_return_on() {
+        let mut device = Device::new([1, 1]);
+        (0..20).for_each(|_| device.step(2 * MS, &[1]));
+        device.arrears.note_waits(ActorId(1));
+        assert_eq!(device.arrears.latest(|_| true), None);
+        device.step(2 * MS, &[1]);
+        assert_eq!(device.arrears.latest(|_| true), None);
+        device.step(2 * MS, &[1]);
+        let latest = device.arrears.latest(|_| true).expect("it waits for 4 ms");
+        assert_eq!((latest.user, latest.is_very_late), (ActorId(1), false));
+        (0..4).for_each(|_| device.step(2 * MS, &[1]));
+        assert!(device.arrears.latest(|_| true).is_some_and(|latest| latest.is_very_late));
+        assert_eq!(device.arrears.latest(|user| user == ActorId(2)), None, "it has no row to wait for");
     }
 }

@@ -11,7 +11,8 @@
 //! evictions left in them), `joint` to jobs that ride together, `mixture` to those that go on from token to token, `beams`
 //! to those that search, `guesses` to trees that are verified, `late` to masks, `kept` to rows
 //! for draws of other models, `expected` to tokens that masks force,
-//! `slots` to hidden states, `enqueue` says who waits for a step, `fair` which owner is next, `bounds`, `asked` and `moves`
+//! `slots` to hidden states, `enqueue` says who waits for a step, `fair` which owner is next, `arrears` which user has fallen
+//! behind its pace, `bounds`, `asked` and `moves`
 //! what one step has room for, `cost` how long it takes and `charges` which account pays; `plan` puts it together,
 //! `complete` or `failure` takes it in, `returns` and `waits` note which guests came back and which contexts waited.
 //! `parts` and `resize` give memory to other models and take it.

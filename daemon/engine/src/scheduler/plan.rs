@@ -4,20 +4,20 @@
 mod cached;
 mod decode;
 mod head;
+mod prompts;
 mod row;
 mod tree;
 
-use std::sync::Arc;
-
 pub(super) use self::cached::N_BLOCKS_FOUND_MAX;
-use self::tree::{PlannedTree, TreeCells, TreeRows};
+pub(super) use self::row::PlannedRow;
+use self::tree::{TreeCells, TreeRows};
 use super::arrears::{Latest, Rider};
 use super::asked::{Asked, Given};
 use super::bounds::DecodeBound;
 use super::cost::StepWork;
 use super::room::Victims;
 use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
-use crate::account::{Account, ActorId, Resource};
+use crate::account::{ActorId, Resource};
 use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
@@ -27,9 +27,6 @@ use crate::kv::{PageTable, Sequence};
 
 /// Contexts that one plan looks at in vain: the fair order brings them first in the next one.
 const N_WAITS_MAX: usize = 1024;
-
-/// Tokens that a step has for the prompts of a user whose next row is late.
-const N_TOKENS_LATE: usize = 8;
 
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
@@ -75,35 +72,6 @@ pub(crate) enum Move {
     Out(PageId, HostPageId),
     In(HostPageId, PageId),
     Within(PageId, PageId),
-}
-
-/// The tokens `start..end` of a context; none where the head alone is asked.
-#[derive(Clone, Debug)]
-pub(super) struct PlannedRow {
-    pub(super) id: ContextId,
-    pub(super) start: usize,
-    pub(super) end: usize,
-    pub(super) input: Input,
-    /// Tokens of the context when the step begins; the last may be one that only the device knows.
-    pub(super) n_tokens: usize,
-    pub(super) n_outputs: usize,
-    pub(super) draws: bool,
-    /// Tokens at its end that a run is expected to draw.
-    pub(super) n_expected: usize,
-    /// Whether the mask of its draw has not come.
-    pub(super) waits_for_mask: bool,
-    /// Whether the device keeps the state of its last token.
-    pub(super) keeps_state: bool,
-    pub(super) n_charged: u64,
-    pub(super) class: Class,
-    /// What it was taken to cost.
-    pub(super) cost_ns: u64,
-    /// Whom its tokens were charged to: its context may be gone before it is taken in.
-    pub(super) account: Arc<Account>,
-    /// Its last tokens are the nodes of a tree, which are rows of their own to the backend.
-    pub(super) tree: Option<PlannedTree>,
-    /// Of the context, when the row was planned.
-    pub(super) epoch: u64,
 }
 
 impl Plan {
@@ -208,22 +176,6 @@ impl Scheduler {
             self.enqueue_ahead(&plan);
         }
         plan
-    }
-
-    /// Gives so many tokens to prompts: those of the user that is furthest behind come first, and a few of them whatever the
-    /// step has room for.
-    fn place_prompts(&mut self, mut n_tokens: usize, plan: &mut Plan, waiting: &mut Vec<ContextId>) {
-        let n_rows_max = self.limits.n_rows_max;
-        if let Some(Latest { user, .. }) = plan.latest.filter(|_| !plan.decode_bound.is_look()) {
-            let n_before = plan.n_tokens();
-            let n_tokens_free = self.limits.n_tokens_max.saturating_sub(n_before);
-            let n_tokens_late = n_tokens.max(N_TOKENS_LATE.min(n_tokens_free));
-            plan.of_user = Some(user);
-            self.place_class(Class::Prompt, n_rows_max, n_tokens_late, plan, waiting);
-            plan.of_user = None;
-            n_tokens = n_tokens.saturating_sub(plan.n_tokens() - n_before);
-        }
-        self.place_class(Class::Prompt, n_rows_max, n_tokens, plan, waiting);
     }
 
     /// Gives rows to contexts of a class in the fair order, as long as there are rows and tokens.

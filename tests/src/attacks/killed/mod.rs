@@ -334,7 +334,7 @@ impl Lives {
         let checks = async {
             world.check_begun().await?;
             let components = world.check_components(&begun, &ran).await?;
-            Ok((components, world.check_saved(&saved).await?))
+            Ok::<_, Stop>((components, world.check_saved(&saved).await?))
         };
         let checked = self.runtime.block_on(async { tokio::time::timeout(CHECK_TIME_MAX, checks).await });
         match checked {

@@ -74,7 +74,9 @@ fn a_stream_goes_on_beside_questions_of_others_that_fill_the_pool() {
                 }
             }
             let silent = stream.n_steps_silent;
-            assert!(silent < 16, "{owner:?}, {n_guests} guests, {is_kept}, {ahead:?}: {silent}, {step}");
+            // One among as many guests of its session as there are questions is due a small part.
+            let n_most = if owner[1] == 1 && n_guests > 1 { 2 * n_guests as usize } else { 15 };
+            assert!(silent <= n_most, "{owner:?}, {n_guests} guests, {is_kept}, {ahead:?}: {silent}, {step}");
         }
         let n_tokens = stream.n_tokens;
         assert!(10 * n_tokens > 8 * n_steps && 5 * n_answered > n_steps, "{n_tokens}, {n_answered}");
