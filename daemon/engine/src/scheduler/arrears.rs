@@ -1,9 +1,9 @@
 //! How far users that decode have fallen behind the pace that they are due.
 //!
-//! A user's pace is the time from one of its decode rows to the next, whatever that time goes into: rows and prompts of
+//! A user's pace is the time from one step with its decode rows to the next, whatever that time goes into: rows and prompts of
 //! others, their commands, pages that move, waiting. What it takes while nobody else has anything computed is seen, and so is
-//! what it takes beside others, of whom each is due a part of the device by its share. What the rows of a user come later
-//! than that adds up, and whoever is furthest behind has steps to itself until that is made up for. Everything that shares
+//! what it takes beside others, of whom each is due a part of the device by its share; a step that leaves some of its rows out
+//! is a part of one. What the steps of a user come later than that adds up, and whoever is furthest behind has steps to itself until that is made up for. Everything that shares
 //! the device by what work is expected to cost may be wrong by a part of it: this looks at what came of it.
 //!
 //! The users that are left out meanwhile have at least the parts that they are due.
@@ -16,16 +16,16 @@ use super::{Commons, ContextState, Plan, Scheduler};
 use crate::account::{ActorId, Owner};
 use crate::fair::{Class, Lane};
 
-/// A user gets this much of the time that it may take to its next row before that is late, of 1: what its guest, its session
+/// A user gets this much of the time that it may take to its next step before that is late, of 1: what its guest, its session
 /// and its client take on their way is not seen here.
 const PART_OF_DUE: f64 = 0.85;
 
-/// By how many rows a user is behind before its rows are in every step, and before it has steps to itself.
-const N_ROWS_LATE: f64 = 0.5;
-const N_ROWS_VERY_LATE: f64 = 4.0;
+/// By how many of its steps a user is behind before its rows are in every step, and before it has steps to itself.
+const N_STEPS_LATE: f64 = 0.5;
+const N_STEPS_VERY_LATE: f64 = 4.0;
 
-/// And by how many at most: what is beyond that is forgotten.
-const N_ROWS_LATE_MAX: f64 = 64.0;
+/// And by how many at most: what is beyond that is forgotten, for all alike.
+const N_STEPS_LATE_MAX: f64 = 64.0;
 
 /// How much longer than it is due for other steps those may last that are kept for one user, and how long they may last in a
 /// row, if no other step has lasted longer.
@@ -56,7 +56,9 @@ pub(crate) struct Arrears {
     n_open_steps: u64,
     /// How long steps may last that are kept for one user, for those lately that were not.
     left_ns: f64,
-    last: Option<Instant>,
+    /// When the first step was taken in: times are told from then on.
+    begun: Option<Instant>,
+    last: Option<Duration>,
 }
 
 /// A user's pace.
@@ -66,16 +68,16 @@ struct Pace {
     /// When it was active last, in steps that were kept for nobody.
     active: u64,
     /// When its last decode row was taken in, and in which step.
-    row: Option<(Instant, u64)>,
+    row: Option<(Duration, u64)>,
     /// Since when something of it waits, after it had nothing of that kind.
-    waits_since: Option<Instant>,
-    /// How long its last row would have taken alone.
+    waits_since: Option<Duration>,
+    /// How long the rows of its last step would have taken alone, those included that were left out.
     alone_ns: Option<f64>,
     alone: Option<Alone>,
     /// The last step with rows of it, and its place among the riders of that.
     rides: (u64, usize),
-    /// In rows, each as long as it takes alone.
-    n_rows_late: f64,
+    /// In steps of its rows alone.
+    n_steps_late: f64,
 }
 
 /// What it takes from one decode row to the next, or from so many at once to the next, while nobody else has anything
@@ -104,12 +106,14 @@ pub(crate) struct Rider {
     pub(crate) user: ActorId,
     /// Rows that decode.
     pub(crate) n_decode_rows: usize,
+    /// The same with those that the step has left out, as far as a step has room for them.
+    pub(crate) n_rows_wanted: usize,
 }
 
 /// A step that is taken in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ride<'a> {
-    pub(crate) now: Instant,
+    pub(crate) now: Duration,
     /// Each user once.
     pub(crate) riders: &'a [Rider],
     /// The user that was furthest behind when it was planned.
@@ -124,9 +128,20 @@ impl Scheduler {
         self.commons.arrears.note_row(plan.step, &context.owner, n_decode_rows, &mut plan.riders);
     }
 
+    /// A step is planned: what it has left out is known.
+    pub(super) fn note_left_out(&self, plan: &mut Plan) {
+        let (lane, n_rows_max) = (self.lane(Class::Decode), self.limits.n_rows_max);
+        for rider in &mut plan.riders {
+            let n_rows = rider.n_decode_rows + self.commons.queue.n_rows_of(lane, rider.user);
+            rider.n_rows_wanted = n_rows.min(n_rows_max).max(rider.n_decode_rows);
+        }
+    }
+
     /// A step is about to be taken in.
     pub(crate) fn note_ride(&mut self, now: Instant, plan: &Plan) {
         let Plan { riders, latest, is_kept, .. } = plan;
+        let begun = *self.commons.arrears.begun.get_or_insert(now);
+        let now = now.saturating_duration_since(begun);
         let ride = Ride { now, riders, latest: *latest, is_kept: *is_kept };
         let costs = &self.costs;
         self.commons.arrears.note_step(ride, |n_rows| costs.target_ns(n_rows, 1.0));
@@ -162,12 +177,12 @@ impl Alone {
 }
 
 /// How long a row may take that is due one part in so many of the device, in what it takes alone.
-fn n_rows_due(n_parts: f64) -> f64 {
+fn n_steps_due(n_parts: f64) -> f64 {
     (PART_OF_DUE * n_parts).max(1.0)
 }
 
-fn ns_between(since: Instant, until: Instant) -> f64 {
-    until.saturating_duration_since(since).as_nanos() as f64
+fn ns_between(since: Duration, until: Duration) -> f64 {
+    until.saturating_sub(since).as_nanos() as f64
 }
 
 impl Arrears {
@@ -183,7 +198,7 @@ impl Arrears {
             alone_ns: None,
             alone: None,
             rides: (0, 0),
-            n_rows_late: 0.0,
+            n_steps_late: 0.0,
         };
         let pace = self.users.entry(owner.actor).or_insert_with(new);
         (pace.share, pace.active) = (share, active);
@@ -207,7 +222,7 @@ impl Arrears {
                     (of, idx) if of == step && riders.get(idx).is_some_and(|rider| rider.user == user) => idx,
                     _ => {
                         pace.rides = (step, riders.len());
-                        riders.push(Rider { user, n_decode_rows: 0 });
+                        riders.push(Rider { user, n_decode_rows: 0, n_rows_wanted: 0 });
                         riders.len() - 1
                     }
                 }
@@ -245,15 +260,16 @@ impl Arrears {
         for rider in riders.iter().filter(|rider| rider.n_decode_rows > 0) {
             let Some(pace) = self.users.get_mut(&rider.user) else { continue };
             let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
-            if now.saturating_duration_since(before) > PAUSE {
-                (pace.n_rows_late, pace.alone_ns) = (0.0, None);
+            if now.saturating_sub(before) > PAUSE {
+                (pace.n_steps_late, pace.alone_ns) = (0.0, None);
                 continue;
             }
             let since = pace.waits_since.map_or(before, |since| since.max(before));
             let ns = ns_between(since, now);
             let n_parts = shares / pace.share;
-            let (n_rows, shares_device) = (rider.n_decode_rows, n_parts > 1.0);
-            if riders.len() == 1 && step + 1 == n_steps {
+            let (n_rows, shares_device) = (rider.n_rows_wanted, n_parts > 1.0);
+            let part = rider.n_decode_rows as f64 / n_rows as f64;
+            if riders.len() == 1 && part == 1.0 && step + 1 == n_steps {
                 match &mut pace.alone {
                     Some(alone) if alone.is_certain || shares_device => {
                         let of_others = alone.ns_of(n_rows, &expected_ns);
@@ -266,16 +282,24 @@ impl Arrears {
                 Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
                 None => expected_ns(n_rows).map(|ns| ns as f64),
             };
-            pace.n_rows_late = match pace.alone_ns.filter(|_| shares_device) {
-                Some(alone_ns) => (pace.n_rows_late + ns / alone_ns.max(1.0) - n_rows_due(n_parts))
-                    .clamp(0.0, N_ROWS_LATE_MAX),
+            pace.n_steps_late = match pace.alone_ns.filter(|_| shares_device) {
+                Some(alone_ns) => {
+                    (pace.n_steps_late + ns / alone_ns.max(1.0) - part * n_steps_due(n_parts)).max(0.0)
+                }
                 None => 0.0,
             };
+        }
+        let most = self.users.values().map(|pace| pace.n_steps_late).fold(0.0, f64::max);
+        if most > N_STEPS_LATE_MAX {
+            // Who is later than whom stays.
+            let forgotten = most - N_STEPS_LATE_MAX;
+            let users = self.users.values_mut();
+            users.for_each(|pace| pace.n_steps_late = (pace.n_steps_late - forgotten).max(0.0));
         }
         if n_steps.is_multiple_of(N_STEPS_LOOK) {
             self.users.retain(|_, pace| {
                 n_open_steps - pace.active <= N_STEPS_ACTIVE
-                    || pace.row.is_some_and(|(row, _)| now.saturating_duration_since(row) <= PAUSE)
+                    || pace.row.is_some_and(|(row, _)| now.saturating_sub(row) <= PAUSE)
             });
         }
     }
@@ -288,13 +312,13 @@ impl Arrears {
     }
 
     /// How late a user is with the row that it waits for, when the last step was taken in.
-    fn n_rows_late(&self, pace: &Pace, n_parts: f64) -> f64 {
+    fn n_steps_late(&self, pace: &Pace, n_parts: f64) -> f64 {
         let (Some((row, _)), Some(alone_ns), Some(now)) = (pace.row, pace.alone_ns, self.last) else {
-            return pace.n_rows_late;
+            return pace.n_steps_late;
         };
         let since = pace.waits_since.map_or(row, |since| since.max(row));
-        let n_rows_of_this = ns_between(since, now) / alone_ns.max(1.0) - n_rows_due(n_parts);
-        pace.n_rows_late + n_rows_of_this.max(0.0)
+        let n_steps_of_this = ns_between(since, now) / alone_ns.max(1.0) - n_steps_due(n_parts);
+        pace.n_steps_late + n_steps_of_this.max(0.0)
     }
 
     /// The user that is furthest behind, if one is. `waits` says who could have a row.
@@ -304,10 +328,10 @@ impl Arrears {
         let mut latest: Option<(f64, Latest)> = None;
         for (&user, pace) in self.users.iter().filter(|(_, pace)| others_wait(pace)) {
             let n_parts = shares / pace.share;
-            let n_rows = self.n_rows_late(pace, n_parts);
-            if n_rows > latest.map_or(N_ROWS_LATE, |(n_rows, _)| n_rows) && waits(user) {
-                let is_very_late = n_rows > N_ROWS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
-                latest = Some((n_rows, Latest { user, is_very_late, n_parts }));
+            let n_steps = self.n_steps_late(pace, n_parts);
+            if n_steps > latest.map_or(N_STEPS_LATE, |(n_steps, _)| n_steps) && waits(user) {
+                let is_very_late = n_steps > N_STEPS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
+                latest = Some((n_steps, Latest { user, is_very_late, n_parts }));
             }
         }
         latest.map(|(_, latest)| latest)
@@ -333,7 +357,7 @@ mod tests {
     struct Device {
         arrears: Arrears,
         owners: [Owner; 2],
-        now: Instant,
+        now: Duration,
         step: u64,
         kept: Duration,
     }
@@ -341,7 +365,7 @@ mod tests {
     impl Device {
         fn new(shares: [u32; 2]) -> Self {
             let owners = [owner(1, shares[0]), owner(2, shares[1])];
-            let (arrears, now, kept) = (Arrears::default(), Instant::now(), Duration::ZERO);
+            let (arrears, now, kept) = (Arrears::default(), Duration::ZERO, Duration::ZERO);
             let mut device = Self { arrears, owners, now, step: 0, kept };
             (0..100).for_each(|_| device.step(MS, &[0]));
             device
@@ -356,6 +380,7 @@ mod tests {
             for &user in users {
                 self.arrears.note_row(self.step, &self.owners[user], 1 - user, &mut riders);
             }
+            riders.iter_mut().for_each(|rider| rider.n_rows_wanted = rider.n_decode_rows);
             self.now += time;
             self.kept += if is_kept { time } else { Duration::ZERO };
             let ride = Ride { now: self.now, riders: &riders, latest, is_kept };

@@ -155,6 +155,7 @@ impl Scheduler {
             self.place_prompts(n_tokens, &mut plan, &mut waiting);
         }
         self.enqueue_all_again(waiting.into_iter());
+        self.note_left_out(&mut plan);
         self.note_moved(&plan);
         if plan.has_rows() {
             let mut ids = self.spare_ids.pop().unwrap_or_default();
