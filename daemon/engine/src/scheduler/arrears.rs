@@ -6,7 +6,8 @@
 //! is a part of one. What the steps of a user come later than that adds up, and whoever is furthest behind has steps to itself until that is made up for. Everything that shares
 //! the device by what work is expected to cost may be wrong by a part of it: this looks at what came of it.
 //!
-//! The users that are left out meanwhile have at least the parts that they are due.
+//! While users share the device whose classes have unlike shares, nobody is late: what they have is what virtual time gives
+//! them. The users that are left out meanwhile have at least the parts that they are due.
 
 use std::time::{Duration, Instant};
 
@@ -176,9 +177,28 @@ impl Alone {
     }
 }
 
-/// How long a row may take that is due one part in so many of the device, in what it takes alone.
-fn n_steps_due(n_parts: f64) -> f64 {
-    (PART_OF_DUE * n_parts).max(1.0)
+/// Who shares the device.
+#[derive(Clone, Copy, Debug)]
+struct Active {
+    shares: f64,
+    n_users: f64,
+}
+
+impl Active {
+    /// A user with this share is due one part in how many.
+    fn n_parts(self, share: f64) -> f64 {
+        self.shares / share
+    }
+
+    /// How long a step of a user with this share may take, in what it takes alone.
+    fn n_steps_due(self, share: f64) -> f64 {
+        (PART_OF_DUE * self.n_parts(share)).max(1.0)
+    }
+
+    /// Whether a user with this share can be late: others share the device, and have as much.
+    fn keeps_pace(self, share: f64) -> bool {
+        self.n_users > 1.0 && share * self.n_users == self.shares
+    }
 }
 
 fn ns_between(since: Duration, until: Duration) -> f64 {
@@ -231,9 +251,13 @@ impl Arrears {
         riders[idx].n_decode_rows += n_decode_rows;
     }
 
-    fn active_shares(&self) -> f64 {
+    fn active(&self) -> Active {
         let is_active = |pace: &&Pace| self.n_open_steps - pace.active <= N_STEPS_ACTIVE;
-        self.users.values().filter(is_active).map(|pace| pace.share).sum()
+        let active = self.users.values().filter(is_active);
+        active.fold(Active { shares: 0.0, n_users: 0.0 }, |active, pace| Active {
+            shares: active.shares + pace.share,
+            n_users: active.n_users + 1.0,
+        })
     }
 
     /// A step was taken in; `expected_ns` is how long one of so many decode rows takes, if that is known.
@@ -247,7 +271,7 @@ impl Arrears {
                 pace.active = n_open_steps;
             }
         }
-        let shares = self.active_shares();
+        let active = self.active();
         if let Some(last) = self.last.replace(now) {
             let ns = ns_between(last, now);
             // As much of the device as it is due, for what the others have of the rest.
@@ -266,7 +290,7 @@ impl Arrears {
             }
             let since = pace.waits_since.map_or(before, |since| since.max(before));
             let ns = ns_between(since, now);
-            let n_parts = shares / pace.share;
+            let n_parts = active.n_parts(pace.share);
             let (n_rows, shares_device) = (rider.n_rows_wanted, n_parts > 1.0);
             let part = rider.n_decode_rows as f64 / n_rows as f64;
             if riders.len() == 1 && part == 1.0 && step + 1 == n_steps {
@@ -282,10 +306,10 @@ impl Arrears {
                 Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
                 None => expected_ns(n_rows).map(|ns| ns as f64),
             };
-            pace.n_steps_late = match pace.alone_ns.filter(|_| shares_device) {
-                Some(alone_ns) => {
-                    (pace.n_steps_late + ns / alone_ns.max(1.0) - part * n_steps_due(n_parts)).max(0.0)
-                }
+            pace.n_steps_late = match pace.alone_ns.filter(|_| active.keeps_pace(pace.share)) {
+                Some(alone_ns) => (pace.n_steps_late + ns / alone_ns.max(1.0)
+                    - part * active.n_steps_due(pace.share))
+                .max(0.0),
                 None => 0.0,
             };
         }
@@ -312,23 +336,23 @@ impl Arrears {
     }
 
     /// How late a user is with the row that it waits for, when the last step was taken in.
-    fn n_steps_late(&self, pace: &Pace, n_parts: f64) -> f64 {
+    fn n_steps_late(&self, pace: &Pace, active: Active) -> f64 {
         let (Some((row, _)), Some(alone_ns), Some(now)) = (pace.row, pace.alone_ns, self.last) else {
             return pace.n_steps_late;
         };
         let since = pace.waits_since.map_or(row, |since| since.max(row));
-        let n_steps_of_this = ns_between(since, now) / alone_ns.max(1.0) - n_steps_due(n_parts);
+        let n_steps_of_this = ns_between(since, now) / alone_ns.max(1.0) - active.n_steps_due(pace.share);
         pace.n_steps_late + n_steps_of_this.max(0.0)
     }
 
     /// The user that is furthest behind, if one is. `waits` says who could have a row.
     pub(crate) fn latest(&self, waits: impl Fn(ActorId) -> bool) -> Option<Latest> {
-        let shares = self.active_shares();
-        let others_wait = |pace: &Pace| shares > pace.share;
+        let active = self.active();
+        let keeps_pace = |pace: &Pace| active.keeps_pace(pace.share);
         let mut latest: Option<(f64, Latest)> = None;
-        for (&user, pace) in self.users.iter().filter(|(_, pace)| others_wait(pace)) {
-            let n_parts = shares / pace.share;
-            let n_steps = self.n_steps_late(pace, n_parts);
+        for (&user, pace) in self.users.iter().filter(|(_, pace)| keeps_pace(pace)) {
+            let n_parts = active.n_parts(pace.share);
+            let n_steps = self.n_steps_late(pace, active);
             if n_steps > latest.map_or(N_STEPS_LATE, |(n_steps, _)| n_steps) && waits(user) {
                 let is_very_late = n_steps > N_STEPS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
                 latest = Some((n_steps, Latest { user, is_very_late, n_parts }));
@@ -402,11 +426,11 @@ mod tests {
 
     #[test]
     fn a_user_that_decodes_has_its_part_of_its_pace_however_long_steps_are() {
-        for (shares, n_parts) in [([1, 1], 2.0), ([3, 1], 4.0 / 3.0), ([1, 3], 4.0)] {
+        for (shares, n_parts) in [([1, 1], 2.0), ([3, 3], 2.0)] {
             for time in [2, 5, 20, 60] {
                 let mut device = Device::new(shares);
                 let (begun, mean_ms) = (device.now, device.beside_prompts(time * MS, 4000));
-                let due_ms = (PART_OF_DUE * n_parts).max(1.0).min(f64::from(time));
+                let due_ms = f64::max(PART_OF_DUE * n_parts, 1.0).min(f64::from(time));
                 // What may be kept in a row comes on top of what the others are due.
                 let least_ms = 0.95 * due_ms;
                 assert!(
@@ -431,6 +455,15 @@ mod tests {
         let mut device = Device::new([1, 1]);
         device.beside_prompts(Duration::from_micros(1600), 1000);
         assert_eq!((device.arrears.latest(|_| true), device.kept), (None, Duration::ZERO));
+    }
+
+    #[test]
+    fn nobody_is_late_beside_users_with_other_shares() {
+        for shares in [[1, 3], [3, 1]] {
+            let mut device = Device::new(shares);
+            assert!((device.beside_prompts(20 * MS, 100) - 20.0).abs() < 0.001);
+            assert_eq!(device.arrears.latest(|_| true), None);
+        }
     }
 
     #[test]

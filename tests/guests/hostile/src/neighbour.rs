@@ -1,7 +1,8 @@
 //! Well-behaved work, to be compared with what it is undisturbed.
 
 use trellis_guest::{
-    Context, Error, Model, Sampler, emit, emit_tokens, forget, generate_all, messages, receive, seed, step_all,
+    Context, Error, Model, Sampler, emit, emit_tokens, forget, generate_all, messages, receive, seed,
+    step_all,
 };
 
 use crate::Outcome;
