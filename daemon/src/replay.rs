@@ -73,7 +73,7 @@ impl Replay {
             isolation: Isolation::Thread,
             models: Models::new(Vec::new(), Vec::new()),
         };
-        Ok(Self { host: GuestHost::for_replays(host)?, reader, begin })
+        Ok(Self { host: GuestHost::for_replays(host)?, reader, begin: *begin })
     }
 
     /// The hash of the component that was recorded.

@@ -127,7 +127,7 @@ impl Tape {
             sent: Vec::new(),
             sent_bytes: 0,
         };
-        recorder.write(&Entry::Begin(Begin { hash: *hash.as_bytes(), limits: limits.clone() }));
+        recorder.write(&Entry::Begin(Box::new(Begin { hash: *hash.as_bytes(), limits: limits.clone() })));
         Arc::new(Self(Mutex::new(Mode::Recording(recorder))))
     }
 

@@ -98,10 +98,8 @@ fn carry_out(order: Order, guests: &mut HashMap<GuestId, Attended>) {
     match order {
         Order::Start(_) => {}
         Order::Credit { guest, n_bytes } => {
-            if let Some(attended) = guests.get(&guest) {
-                if let Some(creditor) = &attended.creditor {
-                    creditor.grant(n_bytes);
-                }
+            if let Some(creditor) = guests.get(&guest).and_then(|attended| attended.creditor.as_ref()) {
+                creditor.grant(n_bytes);
             }
         }
         Order::ClientGone { guest } => {

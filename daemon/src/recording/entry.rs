@@ -21,7 +21,7 @@ pub(crate) struct Head {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Entry {
     /// The guest was started: the first entry.
-    Begin(Begin),
+    Begin(Box<Begin>),
     /// It called the host.
     Call(Call),
     /// It ended: the last entry.
