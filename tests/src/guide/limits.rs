@@ -13,13 +13,13 @@ const FIXED: [(&str, &[(&str, &str)]); 6] = [
     (
         "Looking",
         &[
-            ("daemon/src/guest/host/decoding.rs", "N_TOP_MAX"),
-            ("daemon/src/guest/host/decoding.rs", "N_TOPS_MAX"),
-            ("daemon/src/guest/host/decoding.rs", "N_LOGPROBS_MAX"),
+            ("daemon/engine/src/asked.rs", "N_TOP_MAX"),
+            ("daemon/engine/src/asked.rs", "N_TOPS_MAX"),
+            ("daemon/engine/src/asked.rs", "N_LOGPROBS_MAX"),
             ("daemon/src/guest/host/decoding.rs", "N_FULL_MAX"),
-            ("daemon/src/guest/host/decoding.rs", "N_STATES_MAX"),
-            ("daemon/src/guest/host/looks.rs", "N_TOP_MAX"),
-            ("daemon/src/guest/host/looks.rs", "N_LAYERS_MAX"),
+            ("daemon/engine/src/asked.rs", "N_STATES_MAX"),
+            ("daemon/engine/src/asked.rs", "N_TOP_LOOKED_AT_MAX"),
+            ("daemon/engine/src/asked.rs", "N_LAYERS_LOOKED_AT_MAX"),
             ("daemon/engine/src/command.rs", "N_ATTENTION_TOKENS_MAX"),
             ("daemon/engine/src/command.rs", "N_ENTRIES_PER_TOKEN"),
         ],
@@ -37,7 +37,7 @@ const FIXED: [(&str, &[(&str, &str)]); 6] = [
     (
         "Samplers and logit programs",
         &[
-            ("daemon/src/guest/host/samplers.rs", "N_BIAS_MAX"),
+            ("daemon/engine/src/asked.rs", "N_BIAS_MAX"),
             ("daemon/engine/src/sampling/program/mod.rs", "N_OPERATIONS_MAX"),
             ("daemon/engine/src/sampling/program/mod.rs", "N_PARAMETERS_MAX"),
             ("daemon/engine/src/sampling/program/mod.rs", "N_STATE_MAX"),

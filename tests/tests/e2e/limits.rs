@@ -194,7 +194,9 @@ fn a_file_can_be_looked_at_without_a_daemon() {
     ];
     assert_eq!(sources("file"), of_file);
     let of_machine = [
+        "limits.compile_memory_bytes",
         "budgets.session.host_bytes",
+        "limits.process_memory_bytes",
         "budgets.user.host_bytes",
         "budgets.daemon.host_bytes",
         "kv_bytes",
