@@ -135,6 +135,9 @@ pub const USER: &str = "user";
 /// past that this guest waits, and no other.
 pub(crate) const N_OPERATIONS_MAX: usize = 1024;
 
+/// The same of all guests of a user, those included that have ended: one after the other could leave as many behind.
+const N_USER_OPERATIONS_MAX: usize = 4 * N_OPERATIONS_MAX;
+
 impl Account {
     /// An account under `parent`, with its priority.
     #[must_use]
@@ -190,7 +193,10 @@ impl Account {
             n_tokens_guessed: AtomicU64::new(0),
             n_tokens_guessed_right: AtomicU64::new(0),
             n_tokens_forced: AtomicU64::new(0),
-            operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
+            operations: Arc::new(Semaphore::new(match level {
+                USER => N_USER_OPERATIONS_MAX,
+                _ => N_OPERATIONS_MAX,
+            })),
             steps: OnceLock::new(),
             lease,
         })
@@ -199,6 +205,14 @@ impl Account {
     /// Room for operations of this guest; one takes a permit until an engine has read it.
     pub(crate) fn operations(&self) -> &Arc<Semaphore> {
         &self.operations
+    }
+
+    /// The same of its user, if it has one.
+    pub(crate) fn operations_of_user(&self) -> Option<&Arc<Semaphore>> {
+        match self.level {
+            USER => Some(&self.operations),
+            _ => self.parent.as_ref()?.operations_of_user(),
+        }
     }
 
     /// Has the steps of a guest noted from here on.

@@ -38,17 +38,17 @@ pub(crate) enum Message {
     Shutdown,
 }
 
-/// A message, its sender and, if it counts against the bound, the room it takes until the engine has read it.
+/// A message, its sender and, if it counts against the bounds, the room it takes until the engine has read it.
 pub(crate) struct Posted {
     pub(crate) from: CallerId,
     pub(crate) message: Message,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permits: Option<Permits>,
 }
 
 impl Posted {
     /// A message that needs no room.
     pub(crate) fn new(from: CallerId, message: Message) -> Self {
-        Self { from, message, _permit: None }
+        Self { from, message, _permits: None }
     }
 }
 
@@ -56,8 +56,11 @@ impl Posted {
 #[derive(Debug)]
 pub(crate) struct Room {
     from: CallerId,
-    permit: OwnedSemaphorePermit,
+    permits: Permits,
 }
+
+/// Of what a guest may have unread, and of what its user may.
+type Permits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 /// A guest as this engine knows it: its id, its owner and its mailbox. The engine forgets it when this is dropped.
 #[derive(Debug)]
@@ -262,7 +265,7 @@ impl Link {
     /// Asks something of the handle itself, not of a guest.
     pub(crate) async fn ask(&self, operation: impl FnOnce(Tag) -> Operation) -> Result<Done, EngineError> {
         let place = self.desk.ticket();
-        let room = self.take_room(DESK, &self.room).await?;
+        let room = self.take_room(DESK, &self.room, None).await?;
         self.post_into(room, operation(place.tag()))?;
         place.take().await.ok_or_else(|| self.ended())
     }
@@ -304,27 +307,46 @@ impl Link {
 
     /// Waits until there is room for one more operation of a guest.
     pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
-        self.take_room(caller.id, caller.owner.account.operations()).await
+        let account = &caller.owner.account;
+        self.take_room(caller.id, account.operations(), account.operations_of_user()).await
     }
 
     /// Room for one more operation of a guest of another process, if there is some.
     pub(crate) fn try_room(&self, from: CallerId, owner: &Owner) -> Option<Room> {
-        let permit = owner.account.operations().clone().try_acquire_owned().ok()?;
-        Some(Room { from, permit })
+        let permit = |room: &Arc<Semaphore>| room.clone().try_acquire_owned().ok();
+        let of_guest = permit(owner.account.operations())?;
+        let of_user = match owner.account.operations_of_user() {
+            Some(room) => Some(permit(room)?),
+            None => None,
+        };
+        Some(Room { from, permits: (of_guest, of_user) })
     }
 
-    async fn take_room(&self, from: CallerId, room: &Arc<Semaphore>) -> Result<Room, EngineError> {
-        let permit = match room.clone().try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => room.clone().acquire_owned().await.map_err(|_| self.ended())?,
+    async fn take_room(
+        &self,
+        from: CallerId,
+        of_guest: &Arc<Semaphore>,
+        of_user: Option<&Arc<Semaphore>>,
+    ) -> Result<Room, EngineError> {
+        let of_guest = self.permit(of_guest).await?;
+        let of_user = match of_user {
+            Some(room) => Some(self.permit(room).await?),
+            None => None,
         };
-        Ok(Room { from, permit })
+        Ok(Room { from, permits: (of_guest, of_user) })
+    }
+
+    async fn permit(&self, room: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, EngineError> {
+        match room.clone().try_acquire_owned() {
+            Ok(permit) => Ok(permit),
+            Err(_) => room.clone().acquire_owned().await.map_err(|_| self.ended()),
+        }
     }
 
     /// Sends an operation. What its sender notes down together with that cannot come apart: nothing waits here.
     pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
         let message = Message::Operation(self.port.carry(operation));
-        self.send(Posted { from: room.from, message, _permit: Some(room.permit) })
+        self.send(Posted { from: room.from, message, _permits: Some(room.permits) })
     }
 
     /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one

@@ -9,7 +9,7 @@ use std::task::{self, Poll, Waker};
 use tokio::sync::watch;
 
 use super::*;
-use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
+use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId, USER};
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Limits, SteeringTimes, WeightsInfo};
 use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 use crate::command::{Ahead, MaskSource, ModelId, N_ATTENTION_TOKENS_MAX};
@@ -163,6 +163,19 @@ fn a_guest_whose_contexts_come_and_go_is_held_up_like_any_other() {
     };
     let n = (0..10_000).take_while(|_| comes_and_goes()).count();
     assert_eq!(n, N_OPERATIONS_MAX, "the engine reads nothing");
+}
+
+#[test]
+fn guests_of_a_user_that_come_and_go_leave_no_more_behind_than_a_few_do() {
+    let (engine, _served) = engine();
+    let user = Account::new(USER, Budget::UNLIMITED, None);
+    let guest = |number: u64| {
+        let account = Account::new("guest", Budget::UNLIMITED, Some(user.clone()));
+        let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(number), account };
+        (0..N_OPERATIONS_MAX).take_while(|_| poll(Context::create(&engine, owner.clone())).is_ready()).count()
+    };
+    let n_operations: Vec<usize> = (0..10).map(guest).collect();
+    assert_eq!(n_operations.iter().sum::<usize>(), 4 * N_OPERATIONS_MAX, "{n_operations:?}");
 }
 
 #[test]
