@@ -14,6 +14,7 @@ use crate::port::Port;
 /// gone find out why.
 pub(super) fn live(served: Served, port: Port) {
     let mut turns = Turns::new(served, port);
+    turns.inbox.times_commands = true;
     let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut turns)));
     let ended = match ended {
         Ok(Ok(())) => EngineState::Stopped,
