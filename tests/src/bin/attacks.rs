@@ -39,9 +39,9 @@ struct Told {
     /// List the attacks, and do nothing
     #[arg(long)]
     list: bool,
-    /// Only those with this in their names or categories
+    /// Only the one of this name, or those with this in their names or categories; may be given more than once
     #[arg(long, value_name = "FILTER")]
-    only: Option<String>,
+    only: Vec<String>,
     /// Measure what a neighbour has, alone and attacked by turns
     #[arg(long)]
     pace: bool,
@@ -149,15 +149,17 @@ fn be_visitors(folder: &Path, orders: &str) -> Outcome<()> {
 }
 
 fn run(told: &Told) -> Outcome<bool> {
+    let is_name = |filter: &str| table().iter().any(|attack| attack.name == filter);
     let is_wanted = |attack: &Attack| {
-        let only = told.only.as_deref().unwrap_or_default();
-        attack.name.contains(only) || attack.category.name().contains(only)
+        let is_in = |filter: &String| match is_name(filter) {
+            true => attack.name == filter,
+            false => attack.name.contains(filter) || attack.category.name().contains(filter),
+        };
+        told.only.is_empty() || told.only.iter().any(is_in)
     };
     let attacks: Vec<Attack> = table().into_iter().filter(is_wanted).collect();
     if attacks.is_empty() {
-        return Err(
-            format!("no attack has {:?} in its name", told.only.as_deref().unwrap_or_default()).into()
-        );
+        return Err(format!("no attack has {} in its name", told.only.join(" or ")).into());
     }
     if told.list {
         list(&attacks);
