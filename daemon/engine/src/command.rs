@@ -248,7 +248,7 @@ pub(crate) enum Operation {
         ask: Ask,
         tag: Tag,
     },
-    /// Draw the next token of each of these contexts, in one step.
+    /// Draw the next token of each of these contexts, in one step if others leave the room.
     DrawTogether {
         members: Vec<(ContextId, Edit)>,
         #[serde(with = "shared")]

@@ -1,4 +1,4 @@
-//! What is done with several contexts at once: draws that are made in one step, and tokens that all get or none.
+//! What is done with several contexts at once: draws, and tokens that all get or none.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Context {
         Ok(())
     }
 
-    /// Draws the next token after each of these contexts in one step; the answer is
+    /// Draws the next token after each of these contexts, in one step if others leave the room; the answer is
     /// [`Answer::Together`](crate::Answer::Together). Nothing is appended. What is done with any of them before the answer
     /// is there ends the job.
     ///

@@ -1,4 +1,5 @@
-//! Jobs over several contexts that ride together: their rows are in one step, all of them or none.
+//! Jobs over several contexts, whose last tokens get their rows once all are there: those of a mixture in one step, those of
+//! draws and searches in one if there is room.
 //!
 //! What leads up to the last token of each is an ordinary prompt. This is a member's part; the job itself is the
 //! scheduler's.
@@ -53,7 +54,8 @@ pub(crate) enum Wanted {
 pub(crate) enum Stage {
     /// It computes what comes before its last token, or has, and waits for the others.
     LeadsUp,
-    /// Its last token has a row, beside those of the others, or what is drawn next will have.
+    /// Its last token has a row, or what is drawn next will have. Where others of a draw or a search have yet to get theirs, it
+    /// leads up again once that is taken in.
     Rides,
 }
 

@@ -151,7 +151,7 @@ impl Work {
         matches!(self, Self::Run(_) | Self::Mixed(_))
     }
 
-    /// The beam search of which it is a hypothesis, in the step in which those ride together.
+    /// The beam search of which it is a hypothesis that rides.
     pub(crate) fn search(&self) -> Option<JobId> {
         match self {
             Self::Joint(JointWork {

@@ -1,7 +1,7 @@
 //! Beam searches: jobs whose members change from step to step.
 //!
-//! A search has a context for each beam. In a step, the rows of what lives are members of a job that ride together; each
-//! gives its most probable tokens. When all are there the search takes the best (`sampling/beams`), and the contexts are
+//! A search has a context for each beam. The rows of what lives are members of a job, in one step or, beside others that
+//! decode, in several; each gives its most probable tokens. When all are there the search takes the best (`sampling/beams`), and the contexts are
 //! arranged anew: of those that continue one row the first takes over its context, the others get the sequence of it in a
 //! context of what is gone. That moves holdings of pages, and copies none: a page that several are to write to is copied when
 //! they do, as everywhere.
@@ -138,7 +138,7 @@ impl Scheduler {
         }
     }
 
-    /// Has the rows of what lives ride in the next step, or answers.
+    /// Has the rows of what lives ride next, or answers.
     fn go_on(&mut self, mut searching: Box<Searching>) {
         if searching.is_over() {
             if let Some(base) = self.contexts.get(&searching.base) {

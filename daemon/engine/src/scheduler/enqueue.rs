@@ -66,6 +66,11 @@ impl Scheduler {
         }
     }
 
+    /// Puts what is left of a job into the queue, for which this member stands.
+    pub(super) fn enqueue_rest(&mut self, first: ContextId, n_rows: usize) {
+        self.push(first, End::Back, n_rows);
+    }
+
     /// Puts a context into the queue that has work, and with whose row so many come.
     fn push(&mut self, id: ContextId, end: End, n_rows: usize) {
         let Some(context) = self.contexts.get_mut(&id) else { return };

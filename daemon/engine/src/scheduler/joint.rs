@@ -1,12 +1,15 @@
-//! Jobs over several contexts whose rows ride together: draws that are made in one step, and mixtures (`mixture`).
+//! Jobs over several contexts: draws that are made at once, searches (`beams`), and mixtures (`mixture`).
 //!
 //! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
-//! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: the first job
-//! that finds no room for all of them is looked at before all other work in the next one. Whatever ends the work of one
-//! member ends the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
+//! leads up to their last tokens as prompts do. When all are there, their last tokens get rows: those of a mixture in one
+//! step, since one token is drawn of them all; those of draws and of a search in as few steps as there is room for, so that
+//! hundreds of hypotheses make no step long in which somebody else decodes. The first job that finds no room is looked at
+//! before all other work in the next step. Whatever ends the work of one member ends the job. Members that begin alike share
+//! the pages of that, also where they have lost them (`joint/alike`).
 
 mod alike;
 mod jobs;
+mod rest;
 mod taken;
 
 use std::ptr;
@@ -253,9 +256,14 @@ impl Scheduler {
         if self.jobs.are_placed(job, plan.step) {
             return Some(Placed::UnderWay);
         }
-        let is_under_way = members.iter().any(|id| self.contexts[id].under_way.is_some());
+        let is_run = self.jobs.is_run(job);
+        // What rides already of a job that rides in parts says nothing of the others.
+        let is_under_way = members.iter().any(|id| {
+            let context = &self.contexts[id];
+            context.under_way.is_some() && (is_run || !context.rides())
+        });
         let are_led_up = members.iter().all(|id| self.contexts[id].is_led_up());
-        if self.jobs.is_run(job) && are_led_up {
+        if is_run && are_led_up {
             match self.next_of_mixture(&members) {
                 Next::Draw => {}
                 Next::UnderWay => return Some(Placed::UnderWay),
@@ -287,12 +295,21 @@ impl Scheduler {
             let context: &ContextState = &self.contexts[id];
             context.is_led_up() && (context.under_way.is_none() || context.n_draws_under_way() > 0)
         };
-        if !members.iter().all(is_ready) {
+        let rest = self.rest_of(job);
+        if !rest.iter().all(is_ready) {
             // The job is looked at when its last member is there.
             members.iter().for_each(|&id| self.enqueue_prompt(id));
             return Some(Placed::UnderWay);
         }
-        let placed = match self.place_all(&members, n_rows_max, n_tokens_max, plan) {
+        let n_in_part = match is_run {
+            true => rest.len(),
+            false => self.n_rows_of_part(rest.len(), n_rows_max.min(n_tokens_max), plan),
+        };
+        let part: Members = rest[..n_in_part].iter().copied().collect();
+        if part.is_empty() {
+            return Some(Placed::UnderWay);
+        }
+        let placed = match self.place_all(&part, &members, n_rows_max, n_tokens_max, plan) {
             Ok(placed) => placed,
             Err(_) if is_under_way => return Some(Placed::UnderWay),
             Err(error) => {
@@ -307,7 +324,10 @@ impl Scheduler {
             Placed::Row { .. } => {
                 let placed = self.jobs.jobs.get_mut(&job).expect("it has rows");
                 placed.last_step = Some(plan.step);
-                return Some(Placed::Row { n_tokens: members.len() });
+                if part.len() < rest.len() {
+                    plan.jobs_in_parts.push(job);
+                }
+                return Some(Placed::Row { n_tokens: part.len() });
             }
             Placed::UnderWay | Placed::LacksMask | Placed::Nothing => {}
         }
@@ -327,15 +347,16 @@ impl Scheduler {
         }
     }
 
-    /// Gives the last token of each member a row, or none of them.
+    /// Gives the last token of each member of a part a row, or none of them.
     fn place_all(
         &mut self,
+        part: &Members,
         members: &Members,
         n_rows_max: usize,
         n_tokens_max: usize,
         plan: &mut Plan,
     ) -> Result<Placed, EngineError> {
-        let n_rows = members.len();
+        let n_rows = part.len();
         if n_rows > n_rows_max || n_rows > n_tokens_max || plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
             return Ok(Placed::Waits);
         }
@@ -343,28 +364,28 @@ impl Scheduler {
             n_rows: plan.rows.len(),
             n_copies: plan.copies.len(),
             work: plan.work,
-            under_way: members.iter().map(|id| self.contexts[id].under_way).collect(),
+            under_way: part.iter().map(|id| self.contexts[id].under_way).collect(),
         };
-        self.set_stage(members, Stage::Rides);
-        let asked = plan.asked.with(self.asked_of_job(members, plan), &self.limits.asks);
-        self.reset_stage(members, &before);
+        self.set_stage(part, Stage::Rides);
+        let asked = plan.asked.with(self.asked_of_job(part, plan), &self.limits.asks);
+        self.reset_stage(part, &before);
         let Some(asked) = asked else { return Ok(Placed::Waits) };
-        let needed = self.pages_of_job(members)?;
+        let needed = self.pages_of_job(part)?;
         let Some(n_needed) = needed else { return Ok(Placed::UnderWay) };
         if n_needed > 0 && !self.make_room_for_all(n_needed, members, plan) {
             return Ok(Placed::Waits);
         }
-        if !self.bring_all_back(members, plan) {
+        if !self.bring_all_back(part, plan) {
             return Ok(Placed::Waits);
         }
-        self.set_stage(members, Stage::Rides);
-        for &id in members {
+        self.set_stage(part, Stage::Rides);
+        for &id in part {
             let mut context = self.contexts.remove(&id).expect("a member exists");
             let placed = self.place_context(&mut context, id, 1, plan);
             self.contexts.insert(id, context);
             if !matches!(placed, Ok(Placed::Row { .. })) {
-                self.take_back(members, plan, &before);
-                self.reset_stage(members, &before);
+                self.take_back(part, plan, &before);
+                self.reset_stage(part, &before);
                 return placed.map(|_| Placed::Waits);
             }
         }

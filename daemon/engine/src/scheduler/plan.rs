@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(super) decode_bound: DecodeBound,
     /// Decode rows of the job that goes before all others, beside which the step takes as many as without it.
     pub(super) n_rows_of_waiting_job: usize,
+    /// Jobs of which it has some rows, and a later one has others.
+    pub(super) jobs_in_parts: Vec<JobId>,
     /// Whose pages may go, once some had to be taken from other contexts.
     pub(super) victims: Option<Victims>,
     /// Pages that it may move; none where all that has to move does.
@@ -83,6 +85,7 @@ impl Plan {
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
         (self.n_tokens_guessed, self.n_rows_of_waiting_job) = (0, 0);
+        self.jobs_in_parts.clear();
         self.riders.clear();
         (self.latest, self.of_user, self.is_kept) = (None, None, false);
         self.asked = Asked::default();
@@ -155,6 +158,7 @@ impl Scheduler {
             self.place_prompts(n_tokens, &mut plan, &mut waiting);
         }
         self.enqueue_all_again(waiting.into_iter());
+        self.enqueue_rests(&mut plan);
         self.note_left_out(&mut plan);
         self.note_moved(&plan);
         if plan.has_rows() {

@@ -86,9 +86,24 @@ impl Jobs {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
     }
 
-    /// Rows that a job has in a step.
+    /// For each member whether what is wanted of it has come.
+    pub(in crate::scheduler) fn have_come(&self, job: JobId) -> impl Iterator<Item = bool> {
+        let come: &[Option<Output>] = match self.jobs.get(&job).map(|job| &job.wants) {
+            Some(Wants::Draws { drawn: come, .. } | Wants::Search { ranked: come, .. }) => come,
+            Some(Wants::Run { .. }) | None => &[],
+        };
+        come.iter().map(Option::is_some)
+    }
+
+    /// Rows that a job has yet to get.
     pub(in crate::scheduler) fn n_rows_of(&self, job: JobId) -> usize {
-        self.jobs.get(&job).map_or(0, |job| job.members.len())
+        let n_come = self.have_come(job).filter(|&has_come| has_come).count();
+        self.jobs.get(&job).map_or(0, |job| job.members.len() - n_come)
+    }
+
+    /// The least of them that one step takes.
+    pub(in crate::scheduler) fn n_rows_least(&self, job: JobId) -> usize {
+        if self.is_run(job) { self.n_rows_of(job) } else { 1 }
     }
 
     /// Rows of jobs that found no room and stand in no queue.
@@ -104,7 +119,9 @@ impl Jobs {
     /// Rows that come with that of a member which waits: of a search, the first stands for all.
     pub(in crate::scheduler) fn n_rows_with(&self, member: ContextId, job: JobId) -> usize {
         match self.jobs.get(&job) {
-            Some(Job { wants: Wants::Search { .. }, members, .. }) if members[0] == member => members.len(),
+            Some(Job { wants: Wants::Search { .. }, members, .. }) if members[0] == member => {
+                self.n_rows_of(job)
+            }
             _ => 1,
         }
     }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{Job, Scheduler, Wants};
 use crate::batch::Output;
 use crate::command::ContextId;
-use crate::job::JobId;
+use crate::job::{JobId, Stage, Work};
 
 impl Scheduler {
     /// Takes in the row of a member, with what it asked for: one thing, and behind the draw of a run what is looked at.
@@ -27,7 +27,12 @@ impl Scheduler {
             Wants::Draws { drawn, .. } | Wants::Search { ranked: drawn, .. } => {
                 drawn[idx] = outputs.pop();
                 if drawn.iter().all(Option::is_some) {
-                    self.take_all(job, id);
+                    return self.take_all(job, id);
+                }
+                // It waits for those that ride in later steps.
+                let context = self.contexts.get_mut(&id).expect("it had a row");
+                if let Some(member) = context.work.as_mut().and_then(Work::member_mut) {
+                    member.stage = Stage::LeadsUp;
                 }
             }
             Wants::Run { drawn } => {

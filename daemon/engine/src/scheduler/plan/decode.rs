@@ -49,7 +49,7 @@ impl Scheduler {
         let lane = self.lane(class);
         let id = *self.commons.queue.peek(lane)?;
         let context = self.contexts.get_mut(&id)?;
-        let n_rows_of_job = context.job().map_or(1, |job| self.jobs.n_rows_of(job));
+        let n_rows_of_job = context.job().map_or(1, |job| self.jobs.n_rows_least(job));
         if n_rows_of_job.max(context.n_pending()) <= n_rows_looked_at {
             return None;
         }

@@ -134,15 +134,15 @@ impl World {
         }
     }
 
-    /// All rows of a job that draw are in one step.
+    /// Each member of a job draws once.
     pub(super) fn check_jobs(&self, plan: &Plan) {
-        let jobs: Vec<JobId> = plan.rows.iter().filter_map(|row| self.riding(row.id)).collect();
-        for job in &jobs {
-            let n_rows = jobs.iter().filter(|other| *other == job).count();
-            assert_eq!(n_rows, self.scheduler.jobs.members(*job).len(), "a job rides whole");
-        }
         for row in plan.rows.iter().filter(|row| self.riding(row.id).is_some()) {
-            assert_eq!((row.end - row.start, row.n_outputs), (1, 1));
+            let n_rows = plan.rows.iter().filter(|other| other.id == row.id).count();
+            assert_eq!((n_rows, row.end - row.start, row.n_outputs), (1, 1, 1));
+            let job = self.riding(row.id).expect("it rides");
+            let members = self.scheduler.jobs.members(job);
+            let of_member = members.iter().zip(self.scheduler.jobs.have_come(job));
+            assert!(of_member.filter(|(id, _)| **id == row.id).all(|(_, has_come)| !has_come));
         }
     }
 

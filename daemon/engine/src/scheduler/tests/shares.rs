@@ -332,7 +332,7 @@ fn a_guest_that_is_a_step_late_finds_no_long_step_under_way() {
 }
 
 #[test]
-fn verifications_and_jobs_that_are_planned_whole_leave_others_their_part_and_get_theirs() {
+fn verifications_jobs_and_searches_leave_others_their_part_and_get_theirs() {
     let guessing =
         |actor, n_streams| Guest { kind: Kind::Guesses(8), ..streams(actor, actor.into(), n_streams) };
     for guests in [[guessing(1, 1), streams(2, 2, 120)], [streams(1, 1, 1), guessing(2, 40)]] {
@@ -346,6 +346,20 @@ fn verifications_and_jobs_that_are_planned_whole_leave_others_their_part_and_get
         let searches = Guest { kind: Kind::Searches, ..streams(2, 2, 1 + n_beams) };
         let parts = parts_of_alone(CPU, &[streams(1, 1, 1), searches]);
         assert!(parts.iter().all(|&part| part > 0.4), "{n_beams} beams: {parts:?}");
+    }
+}
+
+#[test]
+fn beams_and_draws_of_hundreds_of_contexts_make_no_step_long_in_which_another_decodes() {
+    for (kind, n_under_way) in [(Kind::Searches, 1), (Kind::Searches, 2), (Kind::Jobs, 1), (Kind::Jobs, 2)] {
+        let many = Guest { kind, ..streams(2, 2, 501) };
+        let mut house = House::new(Device { n_under_way, ..CPU }, &[streams(1, 1, 1), many]);
+        house.paces(200);
+        house.n_rows_of_steps.clear();
+        let paces = house.paces(1_000);
+        let longest = house.n_rows_of_steps.iter().max();
+        assert!(longest <= Some(&8), "{kind:?}, {n_under_way} under way: {:?}", house.n_rows_of_steps);
+        assert!(paces[1] > 1.5 * paces[0], "{kind:?}: {paces:?}");
     }
 }
 
