@@ -167,6 +167,8 @@ impl Scheduler {
             (0, true) => {
                 context.kv.rewind(n_tokens - 1, &mut self.pages);
                 context.kv.forget_shared_unwritten(&mut self.pages);
+                // With that token its last page may have been full, and entered in the prefix cache.
+                context.hide_what_it_writes(&mut self.pages);
                 None
             }
             (1, false) if !may_be_late => Some(context.without_mask()),

@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
+use super::guest::Guests;
 use super::hash_backend::{VOCAB, drawn, drawn_under, mix};
-use super::{Stream, World};
-use crate::batch::{Candidate, Token};
-use crate::command::Operation;
+use super::steps::endless;
+use super::{Stream, World, context_id};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+use crate::backend::{Limits, PAGE_LEN};
+use crate::batch::{Candidate, Output, Token};
+use crate::command::{Ask, Edit, MaskSource, Operation, RunSettings};
+use crate::port::Port;
 use crate::sampling::TokenMask;
+use crate::scheduler::{Scheduler, SchedulerSettings};
 
 /// What may follow a prefix, for the callers of these tests: about half of the vocabulary.
 pub(super) fn mask_after(prefix: u64) -> Arc<TokenMask> {
@@ -107,4 +113,63 @@ impl World {
         self.scheduler.let_draw(plan, &sat_out);
         true
     }
+}
+
+/// A run whose draw sat out at the end of a page computes its last token again, with others that are expected and need another
+/// page. Before that page can be had, another context asks that begins alike.
+#[test]
+fn a_page_that_is_to_be_written_again_is_found_by_nobody() {
+    const N_PAGES: usize = 6;
+    let limits = Limits { n_steps_under_way: 1, n_host_pages: 10, ..Limits::of_nothing(4, N_PAGES) };
+    let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(1024));
+    let mut guests = Guests::default();
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+    let caller = guests.enter(&mut scheduler, owner);
+    let ids = [0, 1, 2, 3, 4].map(context_id);
+    for id in ids {
+        scheduler.apply(Operation::Create { id, caller });
+    }
+    let [idle, other, id, next, alike] = ids;
+    let text = |token: Token, n_tokens: usize| Edit { appended: vec![token; n_tokens], ..Edit::default() };
+    let ask = |scheduler: &mut Scheduler, id, edit, ask| {
+        let tag = guests.ticket(caller).tag();
+        scheduler.apply(Operation::Ask { id, edit, ask, tag });
+    };
+    let step = |scheduler: &mut Scheduler, output: Output| {
+        let plan = scheduler.plan();
+        scheduler.check();
+        let (n_rows, n_outputs) = (plan.rows.len(), plan.rows.iter().map(|row| row.n_outputs).sum());
+        if plan.has_rows() {
+            scheduler.complete(plan, vec![output; n_outputs], 1_000);
+        }
+        scheduler.check();
+        n_rows
+    };
+    // Three pages and two, of contexts that wait for nothing.
+    for (id, token, n_tokens) in [(idle, 1, 40), (other, 2, 24)] {
+        ask(&mut scheduler, id, text(token, n_tokens), Ask::Prefill);
+        step(&mut scheduler, Output::SatOut);
+    }
+    assert_eq!(scheduler.pages.n_free(), 1);
+    // The run is promised a whole term; of its pages, another context takes those that are free.
+    let mut queue = guests.queue(caller);
+    let settings = RunSettings { masks: MaskSource::Caller, ..endless() };
+    let (tag, n_tokens) = (queue.tag(), 2 * PAGE_LEN);
+    scheduler.apply(Operation::Run { id, edit: text(5, n_tokens), settings, tag });
+    ask(&mut scheduler, next, text(3, 24), Ask::Prefill);
+    assert_eq!(step(&mut scheduler, Output::SatOut), 2);
+    assert!(scheduler.contexts[&id].n_promised() > 0 && scheduler.pages.n_free() == 0);
+    for position in n_tokens..n_tokens + 4 {
+        let (mask, expected) = (Arc::new(TokenMask::all(1000)), Some(7));
+        scheduler.apply(Operation::Mask { id, tag, position, turn: 0, mask, expected });
+    }
+    ask(&mut scheduler, alike, text(5, n_tokens + 1), Ask::Top { n: 1 });
+    scheduler.commons.set_link_busy(true);
+    assert_eq!(step(&mut scheduler, Output::SatOut), 0, "nothing can leave the device");
+    assert!(!scheduler.contexts[&alike].kv.blocks().is_empty(), "it has found the page before");
+    scheduler.commons.set_link_busy(false);
+    step(&mut scheduler, Output::Sampled(Candidate { token: 7, logprob: -1.0 }));
+    guests.deliver(&scheduler, Port::Direct);
+    assert_eq!(std::iter::from_fn(|| queue.try_pull()).count(), 4);
 }
