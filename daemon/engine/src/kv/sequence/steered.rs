@@ -28,6 +28,12 @@ impl SteeredFrom {
     }
 }
 
+/// Tokens from the first on to which both add the same.
+fn n_before_difference(one: &Option<SteeredFrom>, other: &Option<SteeredFrom>) -> usize {
+    let starts = [one, other].into_iter().flatten().map(|steered| steered.start);
+    if one == other { usize::MAX } else { starts.min().unwrap_or(usize::MAX) }
+}
+
 impl Sequence {
     /// Steers the tokens from this index on, or none, in the place of what was added before. What was computed otherwise is
     /// computed anew when it is needed.
@@ -40,8 +46,7 @@ impl Sequence {
         if steered == self.steered {
             return;
         }
-        let starts = [&self.steered, &steered].into_iter().flatten().map(|steered| steered.start);
-        let n_alike = starts.min().unwrap_or(usize::MAX).min(self.tokens.len());
+        let n_alike = n_before_difference(&self.steered, &steered).min(self.tokens.len());
         // Forks hold the same tokens with keys beside them: from here on its keys are others.
         let tokens = self.view(pages).copy_of(n_alike..self.tokens.len());
         self.truncate(n_alike, pages);
@@ -65,9 +70,9 @@ impl Sequence {
         self.steered.as_ref().map(|steered| &*steered.steering)
     }
 
-    /// Whether the same is added to the same tokens of another.
-    pub(crate) fn is_steered_as(&self, other: &Self) -> bool {
-        self.steered == other.steered
+    /// Tokens from the first on, there may be fewer, to which the same is added as to those of another.
+    pub(crate) fn n_steered_as(&self, other: &Self) -> usize {
+        n_before_difference(&self.steered, &other.steered)
     }
 
     /// Bytes of what is added.

@@ -51,13 +51,14 @@ impl Scheduler {
     pub(super) fn who_begin_alike(&self, members: &Members) -> Vec<Option<Alike>> {
         let alike = |id: ContextId, member: ContextId| {
             let both = [id, member].map(|id| &self.contexts[&id].kv);
-            if both.iter().any(|kv| kv.is_holed()) || !both[0].is_steered_as(both[1]) {
-                // The same tokens may have seen others, or be steered otherwise.
+            if both.iter().any(|kv| kv.is_holed()) {
+                // The same tokens may have seen others.
                 return Alike { member, n_blocks: 0 };
             }
             let [tokens, others] = both.map(|kv| kv.view(&self.pages));
             let n_full = tokens.len().min(others.len()).saturating_sub(1);
-            Alike { member, n_blocks: tokens.n_common(others).min(n_full) / PAGE_LEN }
+            let n_alike = tokens.n_common(others).min(both[0].n_steered_as(both[1]));
+            Alike { member, n_blocks: n_alike.min(n_full) / PAGE_LEN }
         };
         let of = |(idx, &id): (usize, &ContextId)| {
             let before = &members[..idx];

@@ -16,6 +16,7 @@ use crate::mailbox::Ticket;
 use crate::sampling::Sampler;
 use crate::scheduler::Taking;
 use crate::scheduler::plan::PlannedRow;
+use crate::steering::Steering;
 
 /// A job that its caller waits for.
 pub(super) struct Job {
@@ -29,8 +30,11 @@ pub(super) struct Job {
 }
 
 /// Pages of two contexts that share full pages as far as they are alike, and each write their last token.
-fn n_pages_together(tokens: [&[Token]; 2]) -> usize {
-    let n_alike = tokens[0].iter().zip(tokens[1]).take_while(|(token, other)| token == other).count();
+fn n_pages_together(models: [&Model; 2]) -> usize {
+    let tokens = models.map(|model| model.tokens.as_slice());
+    let n_common = tokens[0].iter().zip(tokens[1]).take_while(|(token, other)| token == other).count();
+    // Of a token that is steered otherwise all that follows is other KV.
+    let n_alike = n_common.min(models[0].past.n_steered_as(&models[1].past));
     let n_full = tokens.iter().map(|tokens| tokens.len() - 1).fold(n_alike, usize::min);
     tokens.iter().map(|tokens| tokens.len().div_ceil(PAGE_LEN)).sum::<usize>() - n_full / PAGE_LEN
 }
@@ -96,7 +100,7 @@ impl World {
             model.is_member = true;
             (*id, Self::edit(model, &mut self.n_mixed))
         });
-        let n_pages = n_pages_together([idx, other].map(|idx| self.contexts[idx].1.tokens.as_slice()));
+        let n_pages = n_pages_together([idx, other].map(|idx| &self.contexts[idx].1));
         self.apply(Operation::DrawTogether { members: members.to_vec(), sampler, tag });
         let has_holes = |id: &ContextId| self.scheduler.contexts[id].kv.is_holed();
         let n_blocks = |id: &ContextId| {
@@ -252,6 +256,31 @@ fn a_job_that_is_refused_half_way_leaves_nothing_half_written() {
         }
         assert_eq!(house.account.used(Resource::Pages), 0);
     }
+}
+
+/// Two contexts that begin alike, of which one is steered from a later token on, on a device that has room for the pages of one
+/// and the end of the other.
+#[test]
+fn members_that_are_steered_otherwise_later_share_what_comes_before() {
+    const N_ALIKE: usize = 10 * PAGE_LEN;
+    let mut house = House::new(64, u64::MAX);
+    house.scheduler.vacate(13, Taking::Any);
+    let tokens: Vec<Token> = (0..11 * PAGE_LEN as Token).map(|token| token % 40).collect();
+    let steering = Steering::new(vec![(1, vec![2.0])], 6, 1).expect("it fits the model").map(Arc::new);
+    let members = [steering, None].map(|steering| {
+        let id = house.create();
+        let edit = Edit { appended: tokens.clone(), ..Edit::default() };
+        house.scheduler.apply(Operation::Steer { id, edit, steering, from: N_ALIKE });
+        (id, Edit { n_kept: tokens.len(), ..Edit::default() })
+    });
+    let (place, sampler) =
+        (house.guests.ticket(house.caller), Arc::new(Sampler { seed: 8, ..Sampler::greedy() }));
+    let (members, tag) = (members.to_vec(), place.tag());
+    house.scheduler.apply(Operation::DrawTogether { members, sampler, tag });
+    let (answer, n_tokens) = house.answer(place);
+    let Answer::Together(candidates) = answer.expect("it fits") else { panic!("two draws") };
+    assert_eq!(candidates[1], drawn(hash(&tokens), 8).into());
+    assert_eq!(n_tokens, (2 * tokens.len() - N_ALIKE) as u64);
 }
 
 /// Two contexts that begin alike, each made by itself, on a device that has room for the pages of one and the end of the

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::evict::Past;
 use super::hash_backend::digest;
 use super::verify::House;
 use super::{N_PAGES_MIN, World};
@@ -10,6 +11,14 @@ use crate::backend::SteeringTimes;
 use crate::command::{Ask, ContextId, Edit, Operation};
 use crate::sampling::Sampler;
 use crate::steering::Steering;
+
+impl Past {
+    /// Tokens from the first on, there may be fewer, to which the same is added as to those of another.
+    pub(super) fn n_steered_as(&self, other: &Self) -> usize {
+        let starts = [self.steered, other.steered].into_iter().flatten().map(|(_, from)| from);
+        if self.steered == other.steered { usize::MAX } else { starts.min().unwrap_or(usize::MAX) }
+    }
+}
 
 impl World {
     /// Steers a context from some token on, or no more.
