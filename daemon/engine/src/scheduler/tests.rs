@@ -91,6 +91,8 @@ struct Question {
     expected: Answer,
     /// What is appended once it is answered.
     then: Vec<Token>,
+    /// Pages that its context takes on the way to the answer, at most.
+    n_pages: usize,
 }
 
 /// A context of the one model that there is.
@@ -443,11 +445,14 @@ impl World {
         let is_right = self.is_attacked || self.scheduler.jobs.n_searches() <= n_searches;
         assert!(is_right, "no search is forgotten");
         for (id, model) in &mut self.contexts {
-            let Some(Question { place, expected, then }) = &mut model.question else { continue };
+            let Some(Question { place, expected, then, n_pages }) = &mut model.question else { continue };
             match place.try_take() {
                 Some(Done::Answer(answer)) => {
                     match answer {
                         Err(EngineError::Budget(_)) => self.n_over_budget += 1,
+                        Err(EngineError::NoPages { n_needed, n_pages: n_there }) => {
+                            evict::check_refused(n_needed, n_there, *n_pages);
+                        }
                         answer => {
                             let answer = answer.expect("nothing was wrong with the question");
                             let account = &self.scheduler.contexts[id].owner.account;

@@ -71,8 +71,9 @@ impl World {
         let tag = place.tag();
         // Now and then the caller loses interest before the engine begins.
         let is_wanted = !seed.is_multiple_of(16);
-        model.question = is_wanted.then_some(Question { place, expected, then });
         self.apply(Operation::Ask { id, edit, ask, tag });
+        let n_pages = self.n_pages_most(id);
+        self.contexts[idx].1.question = is_wanted.then_some(Question { place, expected, then, n_pages });
         if !is_wanted {
             self.apply(Operation::Cancel { id, tag });
         }

@@ -3,7 +3,7 @@
 use super::hash_backend::Chain;
 use super::{Model, N_PAGES_MIN, N_POSITIONS, World};
 use crate::batch::Token;
-use crate::command::Operation;
+use crate::command::{ContextId, Operation};
 use crate::kv::{Evictions, N_STRETCHES_MAX, Positions};
 
 /// Pages that closed holes may leave half empty, beside those of a context without.
@@ -86,7 +86,21 @@ impl Model {
     }
 }
 
+/// A question or a run was refused `n_needed` pages on a device of `n_pages`, whose context takes `n_most` at most. Without
+/// holes a context fits every device. Holes leave pages half empty; those are packed into fewer where another page is at hand, and
+/// there is none while its context has the whole device.
+pub(super) fn check_refused(n_needed: usize, n_pages: usize, n_most: usize) {
+    assert!(n_needed > n_pages && n_pages >= N_PAGES_MIN, "{n_needed} of {n_pages}");
+    assert!(n_most > n_pages, "{n_most} of {n_pages} would do for {n_needed}");
+}
+
 impl World {
+    /// The most pages that a context takes until all its tokens are computed, those that its work has put after them included.
+    pub(super) fn n_pages_most(&self, id: ContextId) -> usize {
+        let context = self.scheduler.contexts.get(&id);
+        context.map_or(0, |context| context.kv.n_blocks_until_anew(context.kv.tokens.len()))
+    }
+
     /// Takes tokens out of a context.
     pub(super) fn evict(&mut self, idx: usize) {
         let n_tokens = self.contexts[idx].1.tokens.len();

@@ -50,6 +50,7 @@ impl World {
             model.stream = Some(Stream { queue, seed, n_left, has_ended, is_masked, masked, n_turns });
             self.apply(Operation::Run { id, edit, settings, tag });
         }
+        let n_most = self.n_pages_most(id);
         let model = &mut self.contexts[idx].1;
         let stream = model.stream.as_mut().expect("opened above");
         let event = stream.queue.try_pull();
@@ -85,6 +86,10 @@ impl World {
                 stream.has_ended = true;
                 assert!(fails(model.past.chain(&model.tokens).last, stream.seed));
                 self.n_faults += 1;
+            }
+            Some(RunEvent::Failed(EngineError::NoPages { n_needed, n_pages })) => {
+                stream.has_ended = true;
+                evict::check_refused(n_needed, n_pages, n_most);
             }
             // In the worlds where steps fail.
             Some(RunEvent::Failed(EngineError::Step(_))) => stream.has_ended = true,
