@@ -10,7 +10,8 @@
 //! goes on with its guest.
 //!
 //! What no epoch interrupts, such as a copy of all of a memory, or a host call that takes its time, makes its guest late.
-//! Then the next guest has another thread, and the system shares the processors between them.
+//! Then the next guest has another thread, and the system shares the processors between them. A guest from which the system has
+//! taken the processor is not late by that: on a busy machine each thread more would make all of them later.
 
 use std::future::Future;
 use std::io;
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::task::Poll;
 use std::thread::{self, available_parallelism};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_task::{Builder, Runnable};
 use tokio::runtime::Handle;
@@ -29,6 +30,7 @@ use trellis_engine::account::Owner;
 use trellis_engine::fair::{FairQueue, Lane, Seat};
 
 use super::cpu::CpuClock;
+use crate::thread_time::ThreadClock;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -36,9 +38,12 @@ pub(super) mod tests;
 /// By how much the guests' threads give way to the other threads of the daemon, in the system's steps of niceness.
 const NICENESS: i32 = 5;
 
-/// Looks after which a guest that still has its thread is late: more than an epoch, and than a thread sleeps that the system
-/// has taken the processor from.
-const N_LOOKS_LATE: u32 = 4;
+/// Looks after which a guest that still has its thread may be late: more than an epoch.
+const N_LOOKS_LATE: u32 = 2;
+
+/// The processor time that it has had since, or the time that has passed, when it is.
+const LATE_CPU: Duration = Duration::from_millis(2);
+const LATE: Duration = Duration::from_millis(40);
 
 /// Threads for each processor, those of guests that are late included.
 const N_THREADS_PER_PROCESSOR: usize = 8;
@@ -90,6 +95,8 @@ struct State {
     waiting: FairQueue<Runnable<Place>>,
     /// What runs on each thread.
     running: Vec<Running>,
+    /// Their clocks, of those that have begun.
+    clocks: Vec<Option<ThreadClock>>,
     /// Threads without a guest.
     n_idle: usize,
     /// Guests that have a thread and are not late.
@@ -104,7 +111,25 @@ enum Running {
     Nothing,
     /// A guest, for so many looks.
     OnTime(u32),
+    /// A guest that may be late, since then and since its thread had used so much.
+    Suspected(Instant, Duration),
     Late,
+}
+
+impl Running {
+    /// What it is after one more look; `used` is asked for what its thread has used of a processor.
+    fn looked_at(self, now: Instant, used: impl FnOnce() -> Duration) -> Self {
+        match self {
+            Self::OnTime(n_looks) if n_looks >= N_LOOKS_LATE => Self::Suspected(now, used()),
+            Self::OnTime(n_looks) => Self::OnTime(n_looks + 1),
+            Self::Suspected(since, before)
+                if now - since >= LATE || used().saturating_sub(before) >= LATE_CPU =>
+            {
+                Self::Late
+            }
+            Self::Nothing | Self::Suspected(..) | Self::Late => self,
+        }
+    }
 }
 
 impl State {
@@ -170,6 +195,7 @@ impl GuestThreads {
             arrived,
             waiting: FairQueue::default(),
             running: Vec::new(),
+            clocks: Vec::new(),
             n_idle: 0,
             n_on_time: 0,
             n_on_time_max: n_processors,
@@ -308,15 +334,19 @@ impl Shared {
         let idx = {
             let mut state = self.lock();
             state.running.push(Running::Nothing);
+            state.clocks.push(None);
             state.running.len() - 1
         };
         let shared = self.clone();
         let begun = thread::Builder::new().name(format!("guests-{idx}")).spawn(move || {
             give_way(NICENESS);
+            shared.lock().clocks[idx] = Some(ThreadClock::own());
             shared.serve(idx);
         });
         if let Err(error) = begun {
-            self.lock().running.pop();
+            let mut state = self.lock();
+            state.running.pop();
+            state.clocks.pop();
             return Err(error);
         }
         Ok(())
@@ -326,16 +356,13 @@ impl Shared {
     fn look(self: &Arc<Self>) {
         let mut state = self.lock();
         state.take_in();
-        let mut n_late = 0;
-        for running in &mut state.running {
-            match running {
-                Running::OnTime(n_looks) if *n_looks >= N_LOOKS_LATE => {
-                    *running = Running::Late;
-                    n_late += 1;
-                }
-                Running::OnTime(n_looks) => *n_looks += 1,
-                Running::Nothing | Running::Late => {}
-            }
+        let (mut n_late, now) = (0, Instant::now());
+        let State { running, clocks, .. } = &mut *state;
+        for (running, clock) in running.iter_mut().zip(clocks) {
+            let used = || clock.and_then(ThreadClock::used).unwrap_or_default();
+            let before = *running;
+            *running = before.looked_at(now, used);
+            n_late += usize::from(*running == Running::Late && before != Running::Late);
         }
         state.n_on_time -= n_late;
         let n_wanted = state.n_waiting().min(state.n_on_time_max - state.n_on_time);

@@ -438,13 +438,13 @@ mod tests {
     }
 
     /// An inbox with commands of 40 guests, three of each; every second is of the second of two users, or all are of one.
-    fn crowd(n_users: u64) -> (mpsc::UnboundedSender<Posted>, Inbox) {
+    fn crowd(n_users: u32) -> (mpsc::UnboundedSender<Posted>, Inbox) {
         let (sender, messages) = mpsc::unbounded_channel();
         let mut inbox = Inbox::new(messages, Arc::default());
         for guest in 1..=40 {
-            inbox.users.enter(CallerId(guest), ActorId(guest % n_users));
+            inbox.users.enter(CallerId(guest.into()), ActorId(guest % n_users));
             for number in 0..3 {
-                assert!(sender.send(command(guest, number)).is_ok());
+                assert!(sender.send(command(guest.into(), number)).is_ok());
             }
         }
         (sender, inbox)
@@ -482,7 +482,7 @@ mod tests {
     #[test]
     fn who_has_left_is_no_user() {
         let mut users = Users::default();
-        (1..=3).for_each(|guest| users.enter(CallerId(guest), ActorId(guest % 2)));
+        (1..=3_u32).for_each(|guest| users.enter(CallerId(guest.into()), ActorId(guest % 2)));
         assert!(users.are_several());
         users.leave(CallerId(2));
         assert!(!users.are_several());

@@ -119,6 +119,18 @@ async fn a_guest_has_timers_and_its_time_is_counted() {
     assert!(clock.used() >= Duration::from_millis(20), "{:?}", clock.used());
 }
 
+#[test]
+fn who_has_no_processor_is_not_late_until_it_has_had_one() {
+    let (now, used) = (Instant::now(), Duration::from_secs(1));
+    let mut running = Running::OnTime(0);
+    (0..=N_LOOKS_LATE).for_each(|_| running = running.looked_at(now, || used));
+    assert_eq!(running, Running::Suspected(now, used));
+    let then = now + LATE / 2;
+    assert_eq!(running.looked_at(then, || used), running);
+    assert_eq!(running.looked_at(then, || used + LATE_CPU), Running::Late);
+    assert_eq!(running.looked_at(now + LATE, || used), Running::Late);
+}
+
 #[tokio::test]
 async fn who_is_late_holds_up_nobody() {
     let threads = GuestThreads::of(1).expect("a thread");
@@ -139,6 +151,8 @@ async fn who_is_late_holds_up_nobody() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!(answers[0].try_recv().is_err(), "there is one thread");
     (0..=N_LOOKS_LATE).for_each(|_| look());
+    tokio::time::sleep(LATE).await;
+    look();
     for ended in answers {
         ended.await.expect("they have another");
     }
