@@ -126,11 +126,11 @@ fn a_page_that_is_to_be_written_again_is_found_by_nobody() {
     let account = Account::new("guest", Budget::UNLIMITED, None);
     let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
     let caller = guests.enter(&mut scheduler, owner);
-    let ids = [0, 1, 2, 3, 4].map(context_id);
+    let ids = [0, 1, 2, 3, 4, 5].map(context_id);
     for id in ids {
         scheduler.apply(Operation::Create { id, caller });
     }
-    let [idle, other, id, next, alike] = ids;
+    let [idle, other, id, next, large, alike] = ids;
     let text = |token: Token, n_tokens: usize| Edit { appended: vec![token; n_tokens], ..Edit::default() };
     let ask = |scheduler: &mut Scheduler, id, edit, ask| {
         let tag = guests.ticket(caller).tag();
@@ -152,14 +152,17 @@ fn a_page_that_is_to_be_written_again_is_found_by_nobody() {
         step(&mut scheduler, Output::SatOut);
     }
     assert_eq!(scheduler.pages.n_free(), 1);
-    // The run is promised a whole term; of its pages, another context takes those that are free.
+    // The run is promised a whole term; those of its pages that are free another context takes. A third one stands in line, so
+    // that pages are counted before the next plan looks at the run.
     let mut queue = guests.queue(caller);
     let settings = RunSettings { masks: MaskSource::Caller, ..endless() };
     let (tag, n_tokens) = (queue.tag(), 2 * PAGE_LEN);
     scheduler.apply(Operation::Run { id, edit: text(5, n_tokens), settings, tag });
     ask(&mut scheduler, next, text(3, 24), Ask::Prefill);
+    ask(&mut scheduler, large, text(4, N_PAGES * PAGE_LEN), Ask::Prefill);
     assert_eq!(step(&mut scheduler, Output::SatOut), 2);
     assert!(scheduler.contexts[&id].n_promised() > 0 && scheduler.pages.n_free() == 0);
+    assert_eq!(scheduler.line.first(), Some(large));
     for position in n_tokens..n_tokens + 4 {
         let (mask, expected) = (Arc::new(TokenMask::all(1000)), Some(7));
         scheduler.apply(Operation::Mask { id, tag, position, turn: 0, mask, expected });
