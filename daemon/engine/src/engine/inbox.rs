@@ -92,12 +92,22 @@ impl Default for Deferred {
 }
 
 impl Deferred {
-    fn push(&mut self, posted: Posted) {
-        let queue = self.queues.entry(posted.from).or_insert_with(|| self.spare.pop().unwrap_or_default());
-        if queue.is_empty() {
-            self.order.push_back(posted.from);
-        }
+    fn push(&mut self, posted: Posted, spent: &Spent) {
+        let caller = posted.from;
+        let queue = self.queues.entry(caller).or_insert_with(|| self.spare.pop().unwrap_or_default());
+        let is_first = queue.is_empty();
         queue.push_back(posted);
+        if is_first {
+            self.put_back(caller, spent);
+        }
+    }
+
+    /// Has a guest wait for the next turn, behind those that had nothing carried out in this one.
+    fn put_back(&mut self, caller: CallerId, spent: &Spent) {
+        match spent.by_guest.contains_key(&caller) {
+            true => self.served.push(caller),
+            false => self.order.push_back(caller),
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -122,10 +132,7 @@ impl Deferred {
             } else if posted.is_some() {
                 self.order.push_front(caller);
             } else {
-                match spent.by_guest.contains_key(&caller) {
-                    true => self.served.push(caller),
-                    false => self.order.push_back(caller),
-                }
+                self.put_back(caller, spent);
                 self.n_due -= 1;
             }
             if posted.is_some() {
@@ -260,7 +267,7 @@ impl Inbox {
             };
             let caller = posted.from;
             if self.deferred.queues.contains_key(&caller) || !self.spent.may_go_on(caller, &self.users) {
-                self.deferred.push(posted);
+                self.deferred.push(posted, &self.spent);
             } else {
                 next = Some(posted);
             }
