@@ -184,6 +184,9 @@ pub(super) enum Waits {
     ForTokens,
 }
 
+/// What a turn takes: a step and what comes of it are two.
+const TURN_TIME: Duration = Duration::from_micros(500);
+
 pub(super) struct House {
     core: Core,
     ledger: Arc<Mutex<Ledger>>,
@@ -200,6 +203,7 @@ pub(super) struct House {
     stats: Option<EngineStats>,
     /// What turns took.
     pub(super) busy: Duration,
+    now: Instant,
     /// Turns after which something was to come in, or a moment.
     pub(super) n_pauses: usize,
 }
@@ -220,6 +224,7 @@ impl House {
             shared: Vec::new(),
             stats: None,
             busy: Duration::ZERO,
+            now: Instant::now(),
             n_pauses: 0,
         };
         kinds.iter().for_each(|&kind| house.add(kind, n_under_way));
@@ -394,9 +399,11 @@ impl House {
     fn turn(&mut self) -> Next {
         let mut completions = Vec::new();
         let inputs = std::mem::take(&mut self.inputs);
-        let now = Instant::now();
-        let next = self.core.turn(now, inputs.into_iter(), &mut completions).expect("the engine lives");
-        self.busy += now.elapsed();
+        let begun = Instant::now();
+        // What a step takes here says nothing: it would depend on what else the machine does.
+        self.now += TURN_TIME;
+        let next = self.core.turn(self.now, inputs.into_iter(), &mut completions).expect("the engine lives");
+        self.busy += begun.elapsed();
         completions.into_iter().for_each(|completion| self.take(completion));
         next
     }
