@@ -15,7 +15,7 @@ const N_KNOWN_MAX: usize = 4096;
 /// Users whose uploads are remembered.
 const N_USERS_MAX: usize = 256;
 
-/// The most recently uploaded components of each user. Once one has been compiled, its code is what is kept, for all users; but
+/// The most recently uploaded components of each user, until they are compiled. Then the code is what is kept, for all users; but
 /// a client that names a component by its hash is told to upload it until its own user has done so. Otherwise anybody could
 /// ask what others have run, and run it without having it.
 pub(super) struct Components {
@@ -73,6 +73,14 @@ impl Components {
         }
         users.push_back(kept);
         is_known
+    }
+
+    /// The bytes are of no use any more: the component is compiled, or never will be.
+    pub(super) fn let_go(&self, uid: u32, hash: &ComponentHash) {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = users.iter_mut().find(|kept| kept.uid == uid) {
+            kept.components.retain(|(other, _)| other != hash);
+        }
     }
 
     pub(super) fn keep(&self, uid: u32, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
@@ -137,6 +145,16 @@ mod tests {
             components.keep(7, hash(4), Bytes::from(vec![0; 11])).expect_err("larger than all room");
         assert_eq!(refused.limit, Some(10));
         assert!(components.get(7, &hash(2)).is_some(), "what is refused displaces nothing");
+    }
+
+    #[test]
+    fn who_let_go_of_the_bytes_has_had_them() {
+        let components = Components::new(10);
+        keep(&components, 7, 1, 4);
+        keep(&components, 8, 1, 4);
+        components.let_go(7, &hash(1));
+        assert!(components.get(7, &hash(1)).is_none() && components.is_known(7, &hash(1)));
+        assert!(components.get(8, &hash(1)).is_some(), "it is the other user's");
     }
 
     #[test]

@@ -40,8 +40,8 @@ use self::registry::Registry;
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, PolicedGuest,
-    Program, RunningGuest as Started, Used,
+    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestError, GuestHost, GuestIo, Launch,
+    PolicedGuest, Program, RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
 use crate::machine;
@@ -102,7 +102,7 @@ impl HostService {
         name: ProgramName,
         progress: &ProgressSink,
     ) -> Result<(Program, String), ErrorBody> {
-        let (wasm, name) = match name {
+        let (wasm, name, uploaded) = match name {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
                 let short = hash.to_string()[..12].to_owned();
@@ -118,9 +118,9 @@ impl HostService {
                     )
                     .with_value(hash)
                 };
-                (self.components.get(actor.uid, &hash).ok_or_else(unknown)?, short)
+                (self.components.get(actor.uid, &hash).ok_or_else(unknown)?, short, Some(hash))
             }
-            ProgramName::Named { name } => (self.registry.read(&name).await?, name),
+            ProgramName::Named { name } => (self.registry.read(&name).await?, name, None),
             ProgramName::Unknown => {
                 let message = "this daemon does not know that kind of program";
                 return Err(ErrorBody::new(ErrorCode::Unsupported, message));
@@ -138,12 +138,13 @@ impl HostService {
                 progress.report(Stage::Compile, elapsed_ms, elapsed_ms);
             }
         };
-        let program = self
-            .host
-            .compile(ActorId(actor.uid), wasm, report)
-            .await
-            .map_err(|error| errors::refused(&error))?;
-        Ok((program, name))
+        let compiled = self.host.compile(ActorId(actor.uid), wasm, report).await;
+        if let Some(hash) = uploaded
+            && !compiled.as_ref().is_err_and(GuestError::may_pass)
+        {
+            self.components.let_go(actor.uid, &hash);
+        }
+        Ok((compiled.map_err(|error| errors::refused(&error))?, name))
     }
 }
 

@@ -20,6 +20,9 @@ use crate::profile::Entry;
 const N_TOKENS: u32 = 400;
 const N_ROUNDS: u32 = 9;
 
+/// What each daemon has for KV: more than its guests need.
+const KV_BYTES: u64 = 256 << 20;
+
 /// In each round, of each kind.
 const N_LAUNCHES: usize = 40;
 const N_ASKS: &str = "1000";
@@ -54,6 +57,8 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<IsolationReport, Cl
         socket: Some(scratch.path().join(format!("{name}.sock"))),
         cache_dir: Some(scratch.path().join("cache")),
         isolation,
+        // Both are on one device, and either would take all of it.
+        kv_bytes: Some(KV_BYTES),
         ..Config::default()
     };
     let of_threads = config("thread", Isolation::Thread);
