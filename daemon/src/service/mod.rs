@@ -40,8 +40,8 @@ use self::registry::Registry;
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestError, GuestHost, GuestIo, Launch,
-    PolicedGuest, Program, RunningGuest as Started, Used,
+    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, PolicedGuest,
+    Program, RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
 use crate::machine;
@@ -140,7 +140,7 @@ impl HostService {
         };
         let compiled = self.host.compile(ActorId(actor.uid), wasm, report).await;
         if let Some(hash) = uploaded
-            && !compiled.as_ref().is_err_and(GuestError::may_pass)
+            && !compiled.as_ref().is_err_and(|error| error.may_pass())
         {
             self.components.let_go(actor.uid, &hash);
         }

@@ -41,6 +41,8 @@ pub(super) struct Left {
     pub(super) n_components: usize,
     /// Files that were being written.
     pub(super) n_half_written: usize,
+    /// Of those, the files of earlier daemons.
+    pub(super) n_of_others: usize,
     /// What should not be there.
     pub(super) complaints: Vec<String>,
 }
@@ -149,7 +151,10 @@ impl House {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("tmp") => left.n_half_written += 1,
+                Some("tmp") => {
+                    left.n_half_written += 1;
+                    left.n_of_others += usize::from(!name.contains(&format!("-{}-", life.child.id())));
+                }
                 Some("cwasm") => {
                     left.n_components += 1;
                     let is_new = fs::metadata(&path)?.modified()? >= life.began;
