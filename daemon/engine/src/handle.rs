@@ -360,7 +360,8 @@ impl Link {
         self.post_from(DESK, message)
     }
 
-    fn post_from(&self, from: CallerId, message: Message) -> Result<(), EngineError> {
+    /// Sends a message in its order among those of a guest.
+    pub(crate) fn post_from(&self, from: CallerId, message: Message) -> Result<(), EngineError> {
         self.send(Posted::new(from, message))
     }
 

@@ -302,13 +302,3 @@ pub(crate) enum GuestFault {
         waiting_bytes: usize,
     },
 }
-
-impl GuestError {
-    /// Whether the same component may be compiled another time.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            Self::CompileQueueFull { .. } | Self::Compiler { .. } | Self::NoDescriptors | Self::OverBudget(_)
-        )
-    }
-}

@@ -11,7 +11,7 @@
 //!
 //! What no epoch interrupts, such as a copy of all of a memory, or a host call that takes its time, makes its guest late.
 //! Then the next guest has another thread, and the system shares the processors between them. A guest from which the system has
-//! taken the processor is not late by that: on a busy machine each thread more would make all of them later.
+//! taken the processor is not late by that for a while: on a busy machine each thread more makes all of them later.
 
 use std::future::Future;
 use std::io;
@@ -43,7 +43,7 @@ const N_LOOKS_LATE: u32 = 2;
 
 /// The processor time that it has had since, or the time that has passed, when it is.
 const LATE_CPU: Duration = Duration::from_millis(2);
-const LATE: Duration = Duration::from_millis(40);
+const LATE: Duration = Duration::from_millis(20);
 
 /// Threads for each processor, those of guests that are late included.
 const N_THREADS_PER_PROCESSOR: usize = 8;

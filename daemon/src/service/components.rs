@@ -75,7 +75,7 @@ impl Components {
         is_known
     }
 
-    /// The bytes are of no use any more: the component is compiled, or never will be.
+    /// The bytes are of no use any more: the component is compiled.
     pub(super) fn let_go(&self, uid: u32, hash: &ComponentHash) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = users.iter_mut().find(|kept| kept.uid == uid) {

@@ -109,6 +109,7 @@ impl HostService {
                 // The operator could look into the cache as well.
                 let may_know = is_operator(actor) || self.components.is_known(actor.uid, &hash);
                 if may_know && let Some(program) = self.host.find(ActorId(actor.uid), known).await {
+                    self.components.let_go(actor.uid, &hash);
                     return Ok((program, short));
                 }
                 let unknown = || {
@@ -118,7 +119,15 @@ impl HostService {
                     )
                     .with_value(hash)
                 };
-                (self.components.get(actor.uid, &hash).ok_or_else(unknown)?, short, Some(hash))
+                match self.components.get(actor.uid, &hash) {
+                    Some(wasm) => (wasm, short, Some(hash)),
+                    // It may have been compiled meanwhile.
+                    None if may_know => {
+                        let found = self.host.find(ActorId(actor.uid), known).await;
+                        return Ok((found.ok_or_else(unknown)?, short));
+                    }
+                    None => return Err(unknown()),
+                }
             }
             ProgramName::Named { name } => (self.registry.read(&name).await?, name, None),
             ProgramName::Unknown => {
@@ -139,9 +148,7 @@ impl HostService {
             }
         };
         let compiled = self.host.compile(ActorId(actor.uid), wasm, report).await;
-        if let Some(hash) = uploaded
-            && !compiled.as_ref().is_err_and(|error| error.may_pass())
-        {
+        if let (Some(hash), Ok(_)) = (uploaded, &compiled) {
             self.components.let_go(actor.uid, &hash);
         }
         Ok((compiled.map_err(|error| errors::refused(&error))?, name))

@@ -134,7 +134,8 @@ impl NearEngine {
         for operation in self.customs.leave(caller) {
             let _ = self.link.post_unbounded(caller, operation);
         }
-        self.post(Message::Leave { caller });
+        // Behind what it has asked: an engine that has ended forgets everything.
+        let _ = self.link.post_from(caller, Message::Leave { caller });
     }
 
     /// An engine that has ended forgets everything.

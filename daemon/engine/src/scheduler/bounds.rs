@@ -190,6 +190,6 @@ impl Scheduler {
 }
 
 /// The most decode rows of a step, but for those that are planned whole.
-fn n_rows_bound(plan: &Plan) -> usize {
+pub(super) fn n_rows_bound(plan: &Plan) -> usize {
     plan.decode_bound.n_rows().saturating_add(plan.n_rows_of_waiting_job)
 }

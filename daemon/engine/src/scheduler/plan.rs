@@ -158,7 +158,7 @@ impl Scheduler {
             self.place_prompts(n_tokens, &mut plan, &mut waiting);
         }
         self.enqueue_all_again(waiting.into_iter());
-        self.enqueue_rests(&mut plan);
+        self.enqueue_rests(&plan);
         self.note_left_out(&mut plan);
         self.note_moved(&plan);
         if plan.has_rows() {

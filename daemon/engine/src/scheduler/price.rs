@@ -1,5 +1,6 @@
 //! What operations cost the engine's thread, by what they touch: in each turn, and for the virtual time of their guests. It
-//! is a fixed measure, so that the same operations cost the same on a machine that is busy. The figures are those of a
+//! is a fixed measure, so that the same operations cost the same on a machine that is busy; only who may go on in a turn also
+//! depends on what they took (`engine/inbox`). The figures are those of a
 //! processor of 2023 whose caches hold none of it.
 
 use super::{Saved, Scheduler};

@@ -175,7 +175,10 @@ impl Scheduler {
         let answers = |row: &super::plan::PlannedRow| {
             let context = self.contexts.get(&row.id).filter(|context| context.epoch == row.epoch);
             let Some(context) = context else { return false };
+            // Of a job that rides in parts the last one answers.
+            let is_part = context.job().is_some_and(|job| plan.jobs_in_parts.contains(&job));
             context.work.as_ref().is_some_and(&is_such)
+                && !is_part
                 && context.n_pending() == 0
                 && self.returns.has(context.owner.guest, Privilege::AtOnce)
         };

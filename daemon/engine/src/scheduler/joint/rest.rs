@@ -2,6 +2,7 @@
 
 use super::{Members, Scheduler};
 use crate::job::{JobId, Stage, Work};
+use crate::scheduler::bounds::n_rows_bound;
 use crate::scheduler::{ContextState, Plan};
 
 impl Scheduler {
@@ -22,13 +23,13 @@ impl Scheduler {
     /// Rows of `n_left` that a job which may ride in parts gets of a step: as many as there is room for, and none beyond those
     /// that keep it as short as who decodes beside it is due. What is left over then rides in the next one.
     pub(super) fn n_rows_of_part(&self, n_left: usize, n_rows_max: usize, plan: &Plan) -> usize {
-        let n_rows_bound = plan.decode_bound.n_rows().saturating_sub(plan.work.n_decode_rows).max(1);
+        let n_rows_bound = n_rows_bound(plan).saturating_sub(plan.work.n_decode_rows).max(1);
         n_left.min(n_rows_bound).min(n_rows_max.max(1))
     }
 
     /// Jobs that ride in parts wait for their turn with what is left of them.
-    pub(in crate::scheduler) fn enqueue_rests(&mut self, plan: &mut Plan) {
-        for job in plan.jobs_in_parts.drain(..) {
+    pub(in crate::scheduler) fn enqueue_rests(&mut self, plan: &Plan) {
+        for &job in &plan.jobs_in_parts {
             let rest = self.rest_of(job);
             if let Some(&first) = rest.first() {
                 self.enqueue_rest(first, rest.len());
