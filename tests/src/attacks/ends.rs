@@ -116,8 +116,8 @@ pub(crate) const BUSY: &[End] = &[CPU, TIME];
 pub(crate) const LATE: &[End] = &[TIME];
 /// It is ended for its time, also that of its waits for messages.
 pub(crate) const IDLE: &[End] = &[TIME, End::about("deadline_exceeded", "idle_ms")];
-/// It is ended for the memory of the guest, or of those around it.
-pub(crate) const MEMORY: &[End] = &[End::about("budget_exceeded", "memory_bytes"), BUDGET];
+/// It is ended for the memory of the guest, or of those around it, or on a slow machine for its time.
+pub(crate) const MEMORY: &[End] = &[End::about("budget_exceeded", "memory_bytes"), BUDGET, TIME];
 /// It has as much memory as it may, until its time is up.
 pub(crate) const MEMORY_OR_LATE: &[End] = &[BUDGET, TIME];
 /// It is refused more objects or contexts than there may be, by an error that it passes on or that ends it.

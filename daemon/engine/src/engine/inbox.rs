@@ -36,6 +36,9 @@ const N_HINTS: usize = 32;
 const OF_ONE_NS: u64 = 200_000;
 const OF_USER_NS: u64 = 400_000;
 
+/// How many times its price a command may cost, if it takes as long.
+const N_PRICES_MAX: u64 = 16;
+
 /// The engine is wanted no more: no sender is left.
 pub(super) struct Closed;
 
@@ -216,10 +219,14 @@ pub(super) struct Taken<'a> {
 impl Inputs for Taken<'_> {
     fn next(&mut self, price_ns: u64) -> Option<EngineInput> {
         if price_ns > 0 {
-            // Others wait for what it takes, whatever it should cost.
-            let took_ns = self.since.map_or(0, |since| since.elapsed().as_nanos() as u64);
             let Inbox { spent, users, .. } = &mut *self.inbox;
-            spent.add(self.last, users, price_ns.max(took_ns));
+            // Other users wait for what it takes, whatever it should cost; not for what takes the processor meanwhile.
+            let took_ns = self.since.map_or(0, |since| since.elapsed().as_nanos() as u64);
+            let cost_ns = match users.are_several() {
+                true => took_ns.clamp(price_ns, N_PRICES_MAX * price_ns),
+                false => price_ns,
+            };
+            spent.add(self.last, users, cost_ns);
         }
         let posted = self.inbox.next(&mut self.n_left)?;
         (self.last, self.since) = (posted.from, self.inbox.times_commands.then(Instant::now));
