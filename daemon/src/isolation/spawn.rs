@@ -46,7 +46,7 @@ impl Default for ProcessSettings {
             n_descriptors: 64,
             ring_bytes: RING_BYTES,
             frame_bytes_max: 16 << 20,
-            start_ms: 10_000,
+            start_ms: 30_000,
         }
     }
 }
