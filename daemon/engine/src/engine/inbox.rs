@@ -57,7 +57,8 @@ pub(super) struct Inbox {
     deferred: Deferred,
     users: Users,
     spent: Spent,
-    /// Whether commands cost what they take, if that is more than they should: not in a loop whose time is told to it.
+    /// Whether commands cost what they take beside other users, if that is more than they should: not in a loop whose time is told
+    /// to it.
     pub(super) times_commands: bool,
     pub(super) postboxes: FxHashMap<CallerId, Postbox>,
     /// Where the backends of models go that are about to leave.

@@ -1,4 +1,4 @@
-//! Jobs over two contexts that have to ride together.
+//! Jobs over two contexts: draws that are made at once.
 
 use std::sync::Arc;
 
