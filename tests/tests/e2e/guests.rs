@@ -26,8 +26,8 @@ pub(crate) fn port() -> Port {
     PORT.try_with(|port| *port).unwrap_or_default()
 }
 
-/// A test for each example, and the list of the examples that have one. Those that draw no thousands of tokens for their figures have a
-/// second, with every operation and completion turned into bytes and back.
+/// A test for each example, and the list of the examples that have one. Each has a second, with every operation and completion
+/// turned into bytes and back, but those that draw thousands of tokens for their figures: they are run once.
 macro_rules! examples {
     ($($name:literal => $test:ident $($kind:ident)?,)*) => {
         const TESTED: &[&str] = &[$($name),*];
@@ -53,12 +53,12 @@ macro_rules! over_bytes {
             block_on(PORT.scope(Port::Encoded, check::$test($name)));
         }
     };
-    ($name:literal => $test:ident statistical) => {};
+    ($name:literal => $test:ident once) => {};
 }
 
 examples! {
     "asap" => asap,
-    "awrs" => awrs statistical,
+    "awrs" => awrs once,
     "beam" => beam,
     "best-of-n" => best_of_n,
     "calculator" => calculator,
@@ -71,8 +71,8 @@ examples! {
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
     "diverse-beam" => diverse_beam,
-    "early-vote" => early_vote statistical,
-    "entropy-cut" => entropy_cut statistical,
+    "early-vote" => early_vote once,
+    "entropy-cut" => entropy_cut once,
     "grammar" => grammar,
     "h2o" => h2o,
     "json-fields" => json_fields,
@@ -80,7 +80,7 @@ examples! {
     "lookahead" => lookahead,
     "mcts" => mcts,
     "my-sampler" => my_sampler,
-    "power-sampling" => power_sampling statistical,
+    "power-sampling" => power_sampling once,
     "probe" => probe,
     "prompt-lookup" => prompt_lookup,
     "react" => react,
@@ -88,7 +88,7 @@ examples! {
     "samplers" => samplers,
     "self-consistency" => self_consistency,
     "skeleton-of-thought" => skeleton_of_thought,
-    "smc" => smc statistical,
+    "smc" => smc once,
     "snapkv" => snapkv,
     "speculative" => speculative,
     "steering" => steering,
