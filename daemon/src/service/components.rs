@@ -1,7 +1,8 @@
 //! Components that clients have uploaded: who did, and the bytes until they are compiled.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use trellis_wire::{ComponentHash, ErrorBody};
@@ -14,6 +15,9 @@ const N_KNOWN_MAX: usize = 4096;
 
 /// Users whose uploads are remembered.
 const N_USERS_MAX: usize = 256;
+
+/// How long bytes are kept that nobody asks for: a client starts at once what it has uploaded, or is gone.
+const KEPT: Duration = Duration::from_secs(10);
 
 /// The most recently uploaded components of each user, until they are compiled. Then the code is what is kept, for all users; but
 /// a client that names a component by its hash is told to upload it until its own user has done so. Otherwise anybody could
@@ -28,14 +32,20 @@ pub(super) struct Components {
 struct Kept {
     uid: u32,
     /// The oldest first.
-    components: VecDeque<(ComponentHash, Bytes)>,
+    components: VecDeque<Uploaded>,
     /// Components that this user has shown to have; the oldest first.
     known: VecDeque<ComponentHash>,
 }
 
+struct Uploaded {
+    hash: ComponentHash,
+    bytes: Bytes,
+    last_use: Instant,
+}
+
 impl Kept {
     fn n_bytes(&self) -> usize {
-        self.components.iter().map(|(_, bytes)| bytes.len()).sum()
+        self.components.iter().map(|uploaded| uploaded.bytes.len()).sum()
     }
 
     fn note(&mut self, hash: ComponentHash) {
@@ -57,8 +67,12 @@ impl Components {
     /// A component that this user has uploaded.
     pub(super) fn get(&self, uid: u32, hash: &ComponentHash) -> Option<Bytes> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = take(&mut users, uid)?;
-        let bytes = kept.components.iter().find(|(other, _)| other == hash).map(|(_, bytes)| bytes.clone());
+        let mut kept = take(&mut users, uid)?;
+        let uploaded = kept.components.iter_mut().find(|uploaded| uploaded.hash == *hash);
+        let bytes = uploaded.map(|uploaded| {
+            uploaded.last_use = Instant::now();
+            uploaded.bytes.clone()
+        });
         users.push_back(kept);
         bytes
     }
@@ -79,8 +93,28 @@ impl Components {
     pub(super) fn let_go(&self, uid: u32, hash: &ComponentHash) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = users.iter_mut().find(|kept| kept.uid == uid) {
-            kept.components.retain(|(other, _)| other != hash);
+            kept.components.retain(|uploaded| uploaded.hash != *hash);
         }
+    }
+
+    /// Lets go of the bytes once nobody has asked for them for a while; returns when they are gone.
+    pub(super) async fn let_go_when_unused(self: Arc<Self>, uid: u32, hash: ComponentHash) {
+        while let Some(rest) = self.rest(uid, &hash, Instant::now()) {
+            tokio::time::sleep(rest).await;
+        }
+    }
+
+    /// How long the bytes are kept if nobody asks for them. Those whose time is over are let go, and `None`.
+    fn rest(&self, uid: u32, hash: &ComponentHash, now: Instant) -> Option<Duration> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = users.iter_mut().find(|kept| kept.uid == uid)?;
+        let idx = kept.components.iter().position(|uploaded| uploaded.hash == *hash)?;
+        let rest = KEPT.saturating_sub(now.saturating_duration_since(kept.components[idx].last_use));
+        if rest.is_zero() {
+            kept.components.remove(idx);
+            return None;
+        }
+        Some(rest)
     }
 
     pub(super) fn keep(&self, uid: u32, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
@@ -95,8 +129,8 @@ impl Components {
         let new = || Kept { uid, components: VecDeque::new(), known: VecDeque::new() };
         let mut kept = take(&mut users, uid).unwrap_or_else(new);
         kept.note(hash);
-        kept.components.retain(|(other, _)| *other != hash);
-        kept.components.push_back((hash, bytes));
+        kept.components.retain(|uploaded| uploaded.hash != hash);
+        kept.components.push_back(Uploaded { hash, bytes, last_use: Instant::now() });
         while kept.n_bytes() > self.n_bytes_max {
             kept.components.pop_front();
         }
@@ -155,6 +189,19 @@ mod tests {
         components.let_go(7, &hash(1));
         assert!(components.get(7, &hash(1)).is_none() && components.is_known(7, &hash(1)));
         assert!(components.get(8, &hash(1)).is_some(), "it is the other user's");
+    }
+
+    #[test]
+    fn bytes_that_nobody_asks_for_are_let_go_and_not_that_they_were_here() {
+        let components = Components::new(10);
+        let begun = Instant::now();
+        keep(&components, 7, 1, 4);
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(components.get(7, &hash(1)).is_some());
+        let rest = components.rest(7, &hash(1), begun + KEPT).expect("somebody has asked meanwhile");
+        assert!(rest >= Duration::from_millis(1) && rest < KEPT, "{rest:?}");
+        assert!(components.rest(7, &hash(1), Instant::now() + KEPT).is_none());
+        assert!(components.get(7, &hash(1)).is_none() && components.is_known(7, &hash(1)));
     }
 
     #[test]

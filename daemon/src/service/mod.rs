@@ -61,7 +61,7 @@ pub struct HostService {
     host: Arc<GuestHost>,
     loader: Arc<Loader>,
     registry: Registry,
-    components: Components,
+    components: Arc<Components>,
     accounts: Arc<Accounts>,
     n_sessions: AtomicU64,
     shutdown: CancellationToken,
@@ -78,7 +78,7 @@ impl HostService {
         started: Instant,
     ) -> Self {
         Self {
-            components: Components::new(4 * host.limits().component_bytes),
+            components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir),
             accounts,
             n_sessions: AtomicU64::new(0),
@@ -265,7 +265,9 @@ impl Service for HostService {
         hash: ComponentHash,
         bytes: Bytes,
     ) -> Result<(), ErrorBody> {
-        self.components.keep(actor.uid, hash, bytes)
+        self.components.keep(actor.uid, hash, bytes)?;
+        tokio::spawn(self.components.clone().let_go_when_unused(actor.uid, hash));
+        Ok(())
     }
 
     fn has_component(&self, actor: Actor, hash: &ComponentHash) -> bool {

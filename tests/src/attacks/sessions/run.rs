@@ -20,7 +20,7 @@ use crate::attacks::state::State;
 const N_USERS: u32 = 4;
 
 /// How many times each user comes to each moment before anything is measured.
-const N_WARM_ROUNDS: usize = 3;
+const N_WARM_ROUNDS: usize = 5;
 
 /// Time between two looks at the daemon.
 const LOOK_PERIOD: Duration = Duration::from_secs(5);
@@ -49,7 +49,7 @@ pub struct Report {
 #[must_use]
 pub fn config(config: Config) -> Config {
     let limits = GuestLimits { n_programs: 1, ..config.limits };
-    Config { kv_bytes: Some(48 << 20), kv_host_bytes: Some(32 << 20), limits, ..config }
+    Config { kv_bytes: Some(24 << 20), kv_host_bytes: Some(8 << 20), limits, ..config }
 }
 
 /// Lets them come and go, and waits until everything is back.
