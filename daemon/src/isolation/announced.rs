@@ -102,6 +102,12 @@ impl Announced {
         device.map(|device| &device.engine).ok_or(not_there)
     }
 
+    /// Leaves those names that a model has which the process may have, and each once.
+    pub(crate) fn keep_known(&self, names: &mut Vec<String>) {
+        let known = self.models.iter().flatten().map(|model| model.handle.model().name.as_str());
+        *names = known.filter(|known| names.iter().any(|name| name == known)).map(str::to_owned).collect();
+    }
+
     /// Guests of the process have something of a model from now on, or nothing.
     pub(crate) fn note_held(&mut self, model: ModelNumber, is_held: bool) -> Result<(), NotUnderstood> {
         let not_there = NotUnderstood::NotThere { what: "model", number: model.0.into() };

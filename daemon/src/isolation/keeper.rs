@@ -18,7 +18,7 @@ use super::budgets::{AHEAD, UserBudgets};
 use super::channel::{Closer, Receiver, Sender};
 use super::far_guest::FarGuest;
 use super::message::{
-    Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode, encode,
+    Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode_of_guests, encode,
 };
 use super::outgoing::{Answers, Outgoing, Pen};
 use crate::guest::{GuestEnd, GuestLimits, InboxReceiver};
@@ -383,7 +383,8 @@ impl Keeper {
             if let Err(error) = receiver.recv(&mut frame) {
                 break error.to_string();
             }
-            if let Err(error) = decode(&frame).and_then(|message| self.take(message, &mut engines)) {
+            if let Err(error) = decode_of_guests(&frame).and_then(|message| self.take(message, &mut engines))
+            {
                 self.fall(error.to_string());
             }
         };
@@ -432,7 +433,10 @@ impl Keeper {
             FromGuests::Holds { model, is_held } => self.lock().announced.note_held(model, is_held)?,
             FromGuests::Output { guest, output } => self.guest(guest)?.pass_on(output)?,
             FromGuests::Taken { guest } => self.guest(guest)?.note_taken(),
-            FromGuests::Seen { guest, seen } => self.guest(guest)?.note_seen(*seen),
+            FromGuests::Seen { guest, mut seen } => {
+                self.lock().announced.keep_known(&mut seen.models);
+                self.guest(guest)?.note_seen(*seen);
+            }
             FromGuests::Ended { guest, end } => {
                 let known = self.guest(guest)?;
                 self.lock().guests.remove(&guest);

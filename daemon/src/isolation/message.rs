@@ -6,6 +6,8 @@ use trellis_engine::account::{ActorId, BudgetExceeded, Counted, GuestId, Resourc
 use trellis_engine::model::ModelCard;
 use trellis_engine::remote::{Answered, Asked, ModelFacts, Numbers};
 
+use trellis_wire::{Shape, WireError, validate_within};
+
 use super::budgets::UserBudgets;
 use crate::guest::{Amounts, GuestEnd, GuestLimits, GuestOutput};
 
@@ -131,6 +133,14 @@ pub(crate) struct Seen {
 /// What one side says that the other does not understand.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotUnderstood {
+    /// More in a message than any has.
+    #[error("a message of {n_bytes} bytes that has too much in it: {source}")]
+    Shape {
+        /// Its length.
+        n_bytes: usize,
+        /// What is too much.
+        source: WireError,
+    },
     /// No such message.
     #[error("a message of {n_bytes} bytes that says nothing: {source}")]
     Frame {
@@ -181,6 +191,16 @@ pub(crate) enum NotUnderstood {
 /// A message as bytes.
 pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     rmp_serde::to_vec(message).expect("messages are plain data")
+}
+
+/// How large a message may be inside: the longest lists are those of tokens, of bytes that stand for numbers, and of masks.
+const SHAPE_MAX: Shape = Shape { depth: 64, n_values: 4 << 20 };
+
+/// The message of these bytes, from a process that may say anything.
+pub(crate) fn decode_of_guests(frame: &[u8]) -> Result<FromGuests, NotUnderstood> {
+    validate_within(frame, SHAPE_MAX)
+        .map_err(|source| NotUnderstood::Shape { n_bytes: frame.len(), source })?;
+    decode(frame)
 }
 
 /// The message of these bytes.
