@@ -281,7 +281,7 @@ pub enum GuestEnd {
 }
 
 /// Why the host stops a guest from within a call, where the host API has no error for it.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum GuestFault {
     /// The processor time is used up.
     #[error("the processor time is used up")]
@@ -295,6 +295,9 @@ pub(crate) enum GuestFault {
     /// No room for a host object.
     #[error("no room for another host object")]
     Handles,
+    /// No room in a budget of host memory for what is recorded.
+    #[error(transparent)]
+    HostBytes(BudgetExceeded),
     /// The client does not take the recording that it asked for.
     #[error("{waiting_bytes} bytes of the recording wait for the client")]
     Recording {

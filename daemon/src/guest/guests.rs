@@ -275,7 +275,8 @@ impl GuestHost {
         if let Some(processes) = &self.processes {
             return processes.start(id, launch, io);
         }
-        let tape = launch.is_recorded.then(|| Tape::record(launch.program.hash(), &self.limits));
+        let record = || Tape::record(launch.program.hash(), &self.limits, &launch.account);
+        let tape = launch.is_recorded.then(record).transpose().map_err(GuestError::OverBudget)?;
         self.start_here(id, launch, io, tape)
     }
 

@@ -204,6 +204,7 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
             return GuestEnd::CallBytesExceeded { limit_bytes: limits.call_bytes as u64 };
         }
         Some(GuestFault::Handles) => return GuestEnd::HandlesExceeded { limit: limits.n_handles as u64 },
+        Some(GuestFault::HostBytes(exceeded)) => return GuestEnd::HostBytesExceeded(exceeded.clone()),
         Some(GuestFault::Recording { waiting_bytes }) => {
             let (waiting_bytes, limit_bytes) = (*waiting_bytes as u64, limits.recording_bytes as u64);
             return GuestEnd::RecordingExceeded { waiting_bytes, limit_bytes };

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
+use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
 
 use super::error::{GuestEnd, GuestFault};
 use super::io::{GuestOutput, OutputSender};
@@ -51,6 +52,9 @@ struct Recorder {
     sent: Vec<Sent>,
     /// Bytes of that, and of what there was no room to note: credit counts what an entry of a list costs.
     sent_bytes: usize,
+    /// For what waits here, in whole pieces.
+    charge: HostCharge,
+    charged_bytes: usize,
 }
 
 impl Recorder {
@@ -58,12 +62,19 @@ impl Recorder {
         self.bytes.len() + self.sent_bytes
     }
 
+    /// Pays for what waits.
+    ///
     /// # Errors
-    /// More waits than may.
-    fn check(&self) -> Result<(), GuestFault> {
+    /// More waits than may, or than there is memory for.
+    fn check(&mut self) -> Result<(), GuestFault> {
         let waiting_bytes = self.waiting_bytes();
         if waiting_bytes > self.waiting_bytes_max {
             return Err(GuestFault::Recording { waiting_bytes });
+        }
+        let charged_bytes = waiting_bytes.next_multiple_of(SENT_BYTES_MIN);
+        if charged_bytes != self.charged_bytes {
+            self.charge.resize(charged_bytes as u64).map_err(GuestFault::HostBytes)?;
+            self.charged_bytes = charged_bytes;
         }
         Ok(())
     }
@@ -117,8 +128,15 @@ pub(crate) enum Deed {
 pub(crate) struct Halted;
 
 impl Tape {
-    /// A tape that records.
-    pub(crate) fn record(hash: blake3::Hash, limits: &GuestLimits) -> Arc<Self> {
+    /// A tape that records; what waits on it is charged to `account`.
+    ///
+    /// # Errors
+    /// The account has nothing left.
+    pub(crate) fn record(
+        hash: blake3::Hash,
+        limits: &GuestLimits,
+        account: &Arc<Account>,
+    ) -> Result<Arc<Self>, BudgetExceeded> {
         let mut recorder = Recorder {
             frames: FrameWriter::default(),
             waiting_bytes_max: limits.recording_bytes,
@@ -126,9 +144,11 @@ impl Tape {
             call: None,
             sent: Vec::new(),
             sent_bytes: 0,
+            charge: HostCharge::new(account, 0)?,
+            charged_bytes: 0,
         };
         recorder.write(&Entry::Begin(Box::new(Begin { hash: *hash.as_bytes(), limits: limits.clone() })));
-        Arc::new(Self(Mutex::new(Mode::Recording(recorder))))
+        Ok(Arc::new(Self(Mutex::new(Mode::Recording(recorder)))))
     }
 
     /// A tape that replays what comes after [`Entry::Begin`], and sends to `output` what was sent then. That channel
@@ -385,14 +405,40 @@ fn is_same_end(recorded: &GuestEnd, replayed: &GuestEnd) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use trellis_engine::account::{Budget, Resource};
+
     use super::*;
     use crate::guest::io::output_channel;
+
+    #[test]
+    fn what_waits_for_the_client_is_paid_for_until_it_is_gone() {
+        let limits = GuestLimits { recording_bytes: 1 << 20, ..GuestLimits::default() };
+        let budget = Budget { host_bytes: 256 << 10, ..Budget::UNLIMITED };
+        let account = Account::new("session", budget, None);
+        let tape = Tape::record(blake3::hash(b"a component"), &limits, &account).expect("there is room");
+        let answer = |n_bytes| Answer::Value(Value::Text("x".repeat(n_bytes)));
+        let call = |n_bytes| -> Result<(), wasmtime::Error> {
+            tape.begin("context.text", Vec::new())?;
+            Ok(tape.note_answer(answer(n_bytes))?)
+        };
+        call(200 << 10).expect("there is room");
+        call(1).expect("there is room");
+        assert_eq!(account.used(Resource::HostBytes), 256 << 10);
+        call(100 << 10).expect("what comes of a call is paid for with the next one");
+        let error = call(1).expect_err("the budget is used up");
+        assert!(matches!(error.downcast_ref(), Some(GuestFault::HostBytes(_))), "{error}");
+        tape.take(300 << 10);
+        call(1).expect("the client has it");
+        drop(tape);
+        assert_eq!(account.used(Resource::HostBytes), 0);
+    }
 
     #[test]
     fn what_is_sent_within_one_call_is_bounded_as_well() {
         const N_OUTPUTS: usize = 10_000;
         let limits = GuestLimits { recording_bytes: 64 << 10, ..GuestLimits::default() };
-        let tape = Tape::record(blake3::hash(b"a component"), &limits);
+        let account = Account::new("session", Budget::UNLIMITED, None);
+        let tape = Tape::record(blake3::hash(b"a component"), &limits, &account).expect("there is room");
         let (output, mut client) = output_channel(usize::MAX);
         let output = output.with_tape(Some(tape.clone()));
         assert!(tape.begin("streams.generate", Vec::new()).expect("there is room").is_none());

@@ -136,7 +136,8 @@ fn start(
     let id = start.guest;
     let (output, creditor) = output_to(Arc::new(ToDaemon { guest: id, up: up.clone() }));
     let (sender, input) = inbox(limits.n_messages, limits.inbox_bytes);
-    let tape = start.is_recorded.then(|| Tape::record(program.hash(), limits));
+    let record = || Tape::record(program.hash(), limits, &session);
+    let tape = start.is_recorded.then(record).transpose().map_err(GuestError::OverBudget)?;
     let launch = Launch {
         program,
         name: start.name,
