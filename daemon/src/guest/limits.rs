@@ -182,7 +182,8 @@ impl GuestLimits {
         if n_bytes > self.argument_bytes {
             return Err(GuestError::ArgumentsTooLarge { n_bytes, limit_bytes: self.argument_bytes });
         }
-        Ok(n_bytes)
+        // Empty ones take room in a list as well.
+        Ok(n_bytes + size_of_val(arguments))
     }
 
     /// The guest's own account.

@@ -69,7 +69,7 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
 }
 
 /// Why a guest was not compiled or not started.
-pub(super) fn refused(error: &GuestError) -> ErrorBody {
+pub(crate) fn refused(error: &GuestError) -> ErrorBody {
     let body = |code| ErrorBody::new(code, error.to_string());
     match error {
         GuestError::NotWasm { .. }

@@ -34,7 +34,7 @@ use trellis_wire::{
 };
 
 use self::components::Components;
-pub(crate) use self::errors::{ended, over_host_bytes};
+pub(crate) use self::errors::{ended, over_host_bytes, refused};
 use self::limits::{InUse, KvUsed, Share};
 use self::registry::Registry;
 use crate::accounts::Accounts;

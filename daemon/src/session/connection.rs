@@ -8,11 +8,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::account::Account;
+use trellis_engine::account::{Account, HostCharge};
 use trellis_wire::{
     Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Outcome, Program, Room, ServerMessage,
     Start, Value, WireError,
@@ -27,10 +27,13 @@ use super::sessions::{SessionError, Sessions};
 use super::start::{self, Lane};
 use super::upload::{self, Desk, Upload};
 use crate::guest::{InboxSender, inbox, message_charge};
-use crate::service::over_host_bytes;
+use crate::service::{over_host_bytes, refused};
 
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: u32 = 64;
+
+/// What a guest takes of host memory while it waits to start, beside what its client says of it.
+const START_BYTES: usize = 12 << 10;
 
 /// The client at the other end, and what was agreed.
 pub(super) struct ConnectedClient {
@@ -50,6 +53,8 @@ pub(super) struct Connection<S> {
     outbox: Arc<Outbox>,
     /// What is held for its client.
     account: Arc<Account>,
+    /// For what its user asks about the daemon.
+    questions: Arc<Semaphore>,
     last_id: u64,
     /// A request that came when there was no room for its answer. Nothing is read behind it.
     held: Option<ClientMessage>,
@@ -109,6 +114,7 @@ impl<S: Service> Connection<S> {
     /// One without requests. What is held for its client is charged to `account`.
     pub(super) fn new(sessions: Arc<Sessions<S>>, client: ConnectedClient, account: Arc<Account>) -> Self {
         let ConnectedClient { actor, version, session_id, frame_bytes_max } = client;
+        let questions = sessions.questions.of(actor.uid);
         Self {
             sessions,
             actor,
@@ -116,6 +122,7 @@ impl<S: Service> Connection<S> {
             session_id,
             outbox: Arc::new(Outbox::paid_by(frame_bytes_max, BufferCharge::new(&account))),
             account,
+            questions,
             last_id: 0,
             held: None,
             requests: BTreeMap::new(),
@@ -273,17 +280,26 @@ impl<S: Service> Connection<S> {
                 self.begin_upload(id, upload);
             }
             Call::Message { to, text } => self.begin_message(id, to, text)?,
-            Call::Models => self
-                .run(id, async move { service.models(actor).await.map(|models| Value::Models { models }) }),
-            Call::Guests => self
-                .run(id, async move { service.guests(actor).await.map(|guests| Value::Guests { guests }) }),
+            Call::Models => {
+                self.answer(
+                    id,
+                    async move { service.models(actor).await.map(|models| Value::Models { models }) },
+                )
+            }
+            Call::Guests => {
+                self.answer(
+                    id,
+                    async move { service.guests(actor).await.map(|guests| Value::Guests { guests }) },
+                )
+            }
             Call::Limits => {
-                let used = self.sessions.used(actor);
-                self.run(id, async move {
+                let sessions = self.sessions.clone();
+                self.answer(id, async move {
+                    let used = sessions.used(actor);
                     service.limits(actor, used).await.map(|limits| Value::Limits { limits })
                 });
             }
-            Call::Info => self.run(id, async move {
+            Call::Info => self.answer(id, async move {
                 service.info(actor).await.map(|info| Value::Info { info: Box::new(info) })
             }),
             Call::Load { model, device } => {
@@ -329,6 +345,11 @@ impl<S: Service> Connection<S> {
             return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, credit_bytes_max));
         }
         let credit_bytes = usize::try_from(start.credit_bytes).expect("within the limit");
+        let argument_bytes = limits.check_arguments(&start.arguments).map_err(|error| refused(&error))?;
+        let name_bytes = [&start.model, &start.label].into_iter().flatten().map(String::len).sum::<usize>();
+        let n_bytes = (START_BYTES + argument_bytes + name_bytes) as u64;
+        let charge =
+            HostCharge::new(&self.account, n_bytes).map_err(|exceeded| over_host_bytes(&exceeded))?;
         let (inbox, messages) = inbox(limits.n_messages, limits.inbox_bytes);
         let control = Arc::new(Control::with_credit(start.credit_bytes));
         let request = StartRequest {
@@ -352,7 +373,7 @@ impl<S: Service> Connection<S> {
             stop_timeout: self.sessions.limits.stop_time(),
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
-        let guest = start::run(lane, self.sessions.service.clone(), request, messages);
+        let guest = start::run(lane, self.sessions.service.clone(), request, charge, messages);
         self.running.push(guest.map(move |ending| (id, ending)).boxed());
         Ok(())
     }
@@ -410,6 +431,18 @@ impl<S: Service> Connection<S> {
         let control = Arc::new(Control::default());
         self.requests.insert(id, Request::Running(control.clone()));
         self.running.push(call::run(control, call).map(move |ending| (id, ending)).boxed());
+    }
+
+    /// As [`Self::run`], for what is answered by turns of its user.
+    fn answer<F>(&mut self, id: u64, question: F)
+    where
+        F: Future<Output = Result<Value, ErrorBody>> + Send + 'static,
+    {
+        let turns = self.questions.clone();
+        self.run(id, async move {
+            let _turn = turns.acquire().await;
+            question.await
+        });
     }
 
     fn stop(&mut self, id: u64, reason: StopReason) {

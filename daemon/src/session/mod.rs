@@ -10,6 +10,7 @@ mod connection;
 mod control;
 mod limits;
 mod memory;
+mod questions;
 mod service;
 mod sessions;
 mod start;

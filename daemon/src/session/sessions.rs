@@ -16,6 +16,7 @@ use super::actor::{Actor, Quota};
 use super::connection::{ConnectedClient, Connection};
 use super::limits::SessionLimits;
 use super::memory::BufferCharge;
+use super::questions::Questions;
 use super::service::Service;
 use super::uploads::{Uploads, UploadsUsed};
 use super::used::{SessionsUsed, Used};
@@ -94,6 +95,7 @@ pub struct Sessions<S> {
     pub(super) guest_limits: GuestLimits,
     connections: Arc<Quota>,
     pub(super) uploads: Arc<Uploads>,
+    pub(super) questions: Questions,
     n_sessions_begun: AtomicU64,
 }
 
@@ -104,6 +106,7 @@ impl<S: Service> Sessions<S> {
             service,
             connections: Quota::new(limits.n_connections),
             uploads: Uploads::new(limits.n_uploads, limits.n_uploads_waiting),
+            questions: Questions::default(),
             n_sessions_begun: AtomicU64::new(0),
             limits,
             guest_limits,

@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
+use trellis_engine::account::HostCharge;
 use trellis_wire::{
     ErrorBody, Event, GuestUsage, LogLevel, OUTPUT_BYTES_MAX, Outbox, Room, ServerMessage, Value, WireError,
 };
@@ -31,17 +32,23 @@ pub(crate) struct Lane {
     pub(crate) stop_timeout: Duration,
 }
 
-/// Starts a guest and passes on what it sends until it has ended.
+/// Starts a guest and passes on what it sends until it has ended. `charge` is for what waits here until the guest runs and has an
+/// account of its own.
 pub(crate) async fn run<S: Service>(
     lane: Lane,
     service: Arc<S>,
     request: StartRequest,
+    charge: HostCharge,
     inbox: InboxReceiver,
 ) -> Ending {
     let (output, receiver) = output_channel(lane.credit_bytes);
     let (sink, progress) = ProgressSink::new();
     let io = GuestIo { output, input: inbox };
-    let start = tokio::spawn(async move { service.start(request, io, sink).await });
+    let start = tokio::spawn(async move {
+        let started = service.start(request, io, sink).await;
+        drop(charge);
+        started
+    });
     let mut start = AbortOnDropHandle::new(start);
     match lane.wait_for_start(&mut start, progress).await {
         Err(Unstarted::Stopped(reason)) => {

@@ -354,15 +354,15 @@ async fn a_client_that_never_reads_is_shut_down_in_time() {
 
 #[tokio::test]
 async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() {
-    let guest_limits = GuestLimits { n_messages: 100, inbox_bytes: 300, ..GuestLimits::default() };
+    let guest_limits = GuestLimits { n_messages: 100, inbox_bytes: 30_000, ..GuestLimits::default() };
     let world = World::with_guests(SessionLimits::default(), guest_limits);
     let of = |host_bytes| SharedBudget { host_bytes: Some(host_bytes), ..SharedBudget::default() };
-    let budgets = Budgets { session: of(1000), user: of(1500), ..Budgets::default() };
+    let budgets = Budgets { session: of(100_000), user: of(150_000), ..Budgets::default() };
     world.fake.accounts.set(Accounts::new(&budgets, 1 << 30)).expect("nobody is connected");
     let (mut one, mut two) = (world.raw().await, world.raw().await);
-    // With what it costs to hold it, a message of 36 bytes takes 100.
+    // With what it costs to hold it, a message of 9,936 bytes takes 10,000.
     let message = |id, to| {
-        let call = Call::Message { to, text: "m".repeat(36) };
+        let call = Call::Message { to, text: "m".repeat(9_936) };
         ClientMessage::Request { id, call }
     };
     for id in 1..3 {
@@ -389,7 +389,7 @@ async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() 
     let error = error.unwrap_err();
     assert_eq!(
         (id, error.name.as_deref(), error.value.as_deref(), error.limit),
-        (13, Some("host_bytes"), Some("1100"), Some(1000))
+        (13, Some("host_bytes"), Some("110000"), Some(100_000))
     );
     let used = world.sessions.used(super::ALICE);
     assert_eq!(used.user.n_connections, 2);
@@ -406,7 +406,7 @@ async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() 
             break error.unwrap_err();
         }
     };
-    assert_eq!((error.value.as_deref(), error.limit), (Some("1600"), Some(1500)));
+    assert_eq!((error.value.as_deref(), error.limit), (Some("160000"), Some(150_000)));
     assert!(error.message.contains("user"), "{error:?}");
     // What is gone counts no longer.
     one.send(ClientMessage::Cancel { id: 1 }).await;
