@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use trellis_engine::account::{Account, ActorId, Budget, Resource, SessionId, USER};
 
 use crate::classes::{Class, Classes};
-use crate::config::Budgets;
+use crate::config::{Budgets, HostBytes};
 use crate::session::Actor;
 use crate::tasks::blocking;
 
@@ -34,15 +34,14 @@ struct User {
 }
 
 impl Accounts {
-    /// Without users and classes, as [`Self::with_classes`].
+    /// Without users and classes, as [`Self::with_classes`]. `memory_bytes` is what the daemon's process may come to.
     #[cfg(test)]
     pub(crate) fn new(budgets: &Budgets, memory_bytes: u64) -> Arc<Self> {
-        Self::with_classes(budgets, memory_bytes, Classes::default())
+        Self::with_classes(budgets, budgets.host_bytes(memory_bytes, u64::MAX), Classes::default())
     }
 
-    /// Without users. `memory_bytes` is what the daemon's process may come to, of which budgets that say nothing are parts.
-    pub(crate) fn with_classes(budgets: &Budgets, memory_bytes: u64, classes: Classes) -> Arc<Self> {
-        let host_bytes = budgets.host_bytes(memory_bytes);
+    /// Without users. `host_bytes` are those of the budgets, worked out where they say nothing.
+    pub(crate) fn with_classes(budgets: &Budgets, host_bytes: HostBytes, classes: Classes) -> Arc<Self> {
         let daemon = Budget { host_bytes: host_bytes.daemon, ..Budget::UNLIMITED };
         Arc::new(Self {
             daemon: Account::new("daemon", daemon, None),
@@ -158,7 +157,8 @@ mod tests {
         let settings =
             toml::from_str("[fast]\nusers = [7]\ngroups = [70]\nshare = 3\nrank = 1").expect("valid");
         let classes = Classes::of(&settings).expect("there are no names in it");
-        let accounts = Accounts::with_classes(&Budgets::default(), 1 << 30, classes);
+        let budgets = Budgets::default();
+        let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(1 << 30, u64::MAX), classes);
         // The machine knows no such users: the groups of their connections count.
         let uid = u32::MAX - 9;
         let begin = async |uid, gid, session| {

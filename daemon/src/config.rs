@@ -327,6 +327,15 @@ impl Config {
         Ok(())
     }
 
+    /// Bytes of host memory of each level of budgets on a machine, or in a control group, with so much memory.
+    pub(crate) fn host_bytes(&self, memory_bytes: u64) -> HostBytes {
+        let user_most = match self.isolation {
+            Isolation::Thread => u64::MAX,
+            Isolation::Process => self.limits.process_bytes(memory_bytes).for_budgets(),
+        };
+        self.budgets.host_bytes(memory_bytes, user_most)
+    }
+
     /// The sizes, with those of the device where the settings say nothing.
     #[must_use]
     pub fn sizes(&self, device: Sizes) -> Sizes {

@@ -281,7 +281,8 @@ impl Daemon {
         })?;
         let shutdown = CancellationToken::new();
         let guests_dir = config.guests_dir.clone();
-        let accounts = Accounts::with_classes(&config.budgets, machine::memory_bytes(), classes);
+        let accounts =
+            Accounts::with_classes(&config.budgets, config.host_bytes(machine::memory_bytes()), classes);
         let service = HostService::new(host, loader.clone(), guests_dir, accounts, shutdown.clone(), started);
         let service = Arc::new(service);
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());

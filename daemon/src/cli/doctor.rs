@@ -188,7 +188,7 @@ async fn check_isolation() -> Result<String, String> {
     let (process, sender, receiver) =
         GuestProcess::spawn_to_probe(&exe, &settings).await.map_err(|error| error.to_string())?;
     let files = process.confinement().files;
-    let targets = probe::targets(&default_socket().unwrap_or_default(), settings.memory_bytes);
+    let targets = probe::targets(&default_socket().unwrap_or_default(), settings.data_bytes);
     let found = probe::run(process, sender, receiver, &targets).await.map_err(|error| error.to_string())?;
     let problems = found.problems();
     if !problems.is_empty() {

@@ -29,7 +29,8 @@ pub struct SharedBudget {
     /// Bytes of host memory at once: the linear memory of guests, what starting one takes, token lists of contexts open or
     /// saved, ten a token, masks, grammars, messages that no guest has received, outputs that no client has read, and
     /// frames and uploads on their way in. When absent a third of the machine's memory, or of what its control group may
-    /// have, for the daemon, and half of that for a user and for a session.
+    /// have, for the daemon, and half of that for a user and for a session; where guests have processes, no more than
+    /// `process_memory_bytes` leaves beside what such a process needs for itself.
     pub host_bytes: Option<u64>,
 }
 
@@ -83,11 +84,12 @@ impl Default for Budgets {
 }
 
 impl Budgets {
-    /// Bytes of host memory of each level in a process that may come to so many.
-    pub(crate) fn host_bytes(&self, memory_bytes: u64) -> HostBytes {
+    /// Bytes of host memory of each level in a process that may come to so many. A user for whom nothing is said has `user_most`
+    /// at most.
+    pub(crate) fn host_bytes(&self, memory_bytes: u64, user_most: u64) -> HostBytes {
         let whole = |n_bytes: u64| n_bytes.next_multiple_of(WHOLE_BYTES);
         let daemon = self.daemon.host_bytes.unwrap_or(whole(memory_bytes / PART_OF_MACHINE));
-        let user = self.user.host_bytes.unwrap_or(whole(daemon / PART_OF_DAEMON));
+        let user = self.user.host_bytes.unwrap_or(whole(daemon / PART_OF_DAEMON).min(user_most));
         HostBytes { session: self.session.host_bytes.unwrap_or(user), user, daemon }
     }
 }
@@ -101,12 +103,14 @@ mod tests {
         let gib = 1 << 30;
         let parts = |text: &str| {
             let budgets: Budgets = toml::from_str(text).expect("valid");
-            let HostBytes { session, user, daemon } = budgets.host_bytes(12 * gib);
+            let HostBytes { session, user, daemon } = budgets.host_bytes(12 * gib, 5 * gib);
             [session, user, daemon].map(|n_bytes| n_bytes / gib)
         };
         assert_eq!(parts(""), [2, 2, 4]);
         assert_eq!(parts("[daemon]\nhost_bytes = 8589934592"), [4, 4, 8]);
         assert_eq!(parts("[user]\nhost_bytes = 1073741824"), [1, 1, 4]);
         assert_eq!(parts("[session]\nhost_bytes = 1073741824\nn_pages = 7"), [1, 2, 4]);
+        assert_eq!(parts("[daemon]\nhost_bytes = 12884901888"), [5, 5, 12], "no more than the most");
+        assert_eq!(parts("[user]\nhost_bytes = 6442450944"), [6, 6, 4], "it was said");
     }
 }

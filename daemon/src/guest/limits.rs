@@ -8,6 +8,7 @@ use trellis_engine::account::Budget;
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
 use super::error::GuestError;
+use super::runtime::pool_bytes;
 
 /// Every limit of a guest and of the daemon's house for guests, each enforced.
 ///
@@ -53,8 +54,9 @@ pub struct GuestLimits {
     /// Time in which a guest waits for messages, of all its waits together.
     pub idle_ms: u64,
     /// Bytes of memory of a process of guests, its code and what it keeps of models included, where `isolation` gives each user
-    /// a process. When absent 4 GiB, or a third of the machine's memory, or of what the daemon's control group may have, where
-    /// that is less. All of them together may have half of it: beyond that the one that has most is ended.
+    /// a process: what it has in memory, not what it has set aside and never used. When absent 4 GiB, or a third of the machine's
+    /// memory, or of what the daemon's control group may have, where that is less. All of them together may have half of it:
+    /// beyond that the one that has most is ended.
     pub process_memory_bytes: Option<u64>,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
@@ -151,9 +153,21 @@ pub(crate) struct ProcessBytes {
     pub(crate) all_guests: u64,
 }
 
+impl ProcessBytes {
+    /// What the budget of a user may promise of the process of its guests, so that a guest hears of the budget before the process
+    /// is ended with all of them.
+    pub(crate) fn for_budgets(self) -> u64 {
+        self.guests.saturating_sub(OWN_BYTES).max(self.guests / 2)
+    }
+}
+
 /// What one that compiles needs at most, and what one of guests has where there is plenty.
 const COMPILE_BYTES: u64 = 2 << 30;
 const PROCESS_BYTES: u64 = 4 << 30;
+
+/// What a process of guests needs for itself, which is in no budget: compiled code (`program_bytes`), tokenizers, threads, and the
+/// runtime, of which an idle one has 20 MiB in memory and 40 MiB set aside beside its pools.
+pub(crate) const OWN_BYTES: u64 = 512 << 20;
 
 /// What of the machine's memory those have that compile at once, one process of guests, and all of them.
 const COMPILES_PART: u64 = 4;
@@ -171,6 +185,21 @@ impl GuestLimits {
             // An operator that gives one more than that means it.
             all_guests: (memory_bytes / PROCESSES_PART).max(guests),
         }
+    }
+
+    /// What holds in the process of one user's guests: nothing is laid out for more than those.
+    pub(crate) fn of_one_user(&self) -> Self {
+        Self { n_guests: self.n_guests.min(self.n_guests_per_user), ..self.clone() }
+    }
+
+    /// Bytes of data at which the system refuses more to a process of guests that is ended when it has `memory_bytes` in memory.
+    ///
+    /// The system counts what is set aside, used or not: the pools, and memories of guests that have ended until their places are
+    /// taken again. So this lies well behind: as far as `memory_bytes` again, within bounds. What takes memory faster than anybody
+    /// looks comes no further than this.
+    pub(crate) fn process_data_bytes(&self, memory_bytes: u64) -> u64 {
+        let margin = memory_bytes.clamp(OWN_BYTES, PROCESS_BYTES);
+        pool_bytes(&self.of_one_user()).saturating_add(memory_bytes).saturating_add(margin)
     }
 
     /// Bytes of the arguments of a launch.
@@ -230,10 +259,13 @@ mod tests {
         assert!(n_beams * 1_000 * (36 + 10) < host_bytes);
     }
 
+    fn of(limits: &GuestLimits, n_gib: u64) -> ProcessBytes {
+        limits.process_bytes(n_gib << 30)
+    }
+
     #[test]
     fn other_processes_have_parts_of_the_memory_there_is() {
         let gib = 1 << 30;
-        let of = |limits: &GuestLimits, n_gib: u64| limits.process_bytes(n_gib * gib);
         let limits = GuestLimits::default();
         let plenty = ProcessBytes { compile: 2 * gib, guests: 4 * gib, all_guests: 32 * gib };
         assert_eq!(of(&limits, 64), plenty);
@@ -243,6 +275,23 @@ mod tests {
             GuestLimits { compile_memory_bytes: Some(7), process_memory_bytes: Some(9 * gib), ..limits };
         let as_said = ProcessBytes { compile: 7, guests: 9 * gib, all_guests: 9 * gib };
         assert_eq!(of(&said, 3), as_said);
+    }
+
+    #[test]
+    fn budgets_refuse_before_a_process_is_ended_and_the_system_after_that() {
+        let (mib, gib) = (1 << 20, 1 << 30);
+        let limits = GuestLimits::default();
+        for (n_bytes, for_budgets, margin) in [
+            (512 * mib, 256 * mib, 512 * mib),
+            (gib, 512 * mib, gib),
+            (4 * gib, 3584 * mib, 4 * gib),
+            (64 * gib, 64 * gib - 512 * mib, 4 * gib),
+        ] {
+            let said = GuestLimits { process_memory_bytes: Some(n_bytes), ..limits.clone() };
+            assert_eq!(of(&said, 8).for_budgets(), for_budgets);
+            let set_aside = said.process_data_bytes(n_bytes) - pool_bytes(&said.of_one_user());
+            assert_eq!(set_aside, n_bytes + margin);
+        }
     }
 
     #[test]

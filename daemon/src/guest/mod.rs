@@ -67,12 +67,14 @@ pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, messag
 pub(crate) use io::{Creditor, Sink, output_to};
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
-pub(crate) use limits::ProcessBytes;
+pub(crate) use limits::{OWN_BYTES, ProcessBytes};
 pub(crate) use names::{list as listed_names, name as shown_name};
 pub(crate) use policy::{Closed, Gate, Passage, PolicedGuest, Ruling};
 pub use policy::{Policy, PolicyError, PolicyFailure, PolicySettings};
 pub(crate) use pool::{GUEST_BYTES, GuestPool};
 pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, RunningGuest, Used};
+#[cfg(test)]
+pub(crate) use runtime::pool_bytes;
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub(crate) use threads::Lookout;
 pub use worker::{COMPILE_WORKER, compile_worker_main};

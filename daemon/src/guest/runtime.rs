@@ -38,6 +38,9 @@ const KEEP_RESIDENT_BYTES: usize = 128 << 10;
 /// Memory slots that stay mapped for components that may come again.
 const N_WARM_SLOTS: u32 = 64;
 
+/// A page of the system, by which tables are laid out. Where pages are larger, tables take more; the margin behind has room.
+const PAGE_BYTES: usize = 4 << 10;
+
 /// Metadata of one component instance, its core instances included.
 const INSTANCE_BYTES: usize = 1 << 20;
 
@@ -104,6 +107,15 @@ fn running_engine(limits: &GuestLimits) -> Result<Engine, GuestError> {
     let mut config = code_config()?;
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     Engine::new(&config).map_err(runtime_error)
+}
+
+/// Bytes of data that the pools set aside before the first guest: stacks and tables, which can be written to from the start.
+/// Memories are reserved without that.
+pub(crate) fn pool_bytes(limits: &GuestLimits) -> u64 {
+    let table = limits.n_table_elements.saturating_mul(size_of::<usize>());
+    let table = table.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX) as u64;
+    let of_guest = table.saturating_mul(limits.n_tables.into()).saturating_add(FIBER_STACK_BYTES as u64);
+    of_guest.saturating_mul(limits.n_guests.into())
 }
 
 /// The engine, what guests are linked to, and the ticker that interrupts them.

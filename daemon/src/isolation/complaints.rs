@@ -1,6 +1,6 @@
 //! What a guests' process writes to its standard error, in the daemon's log.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -10,13 +10,32 @@ const LINE_BYTES_MAX: usize = 1 << 10;
 /// Lines of one process that are logged. What comes after is read, so that the process does not wait, and dropped.
 const N_LINES_MAX: usize = 100;
 
-/// The last line, as long as it was among those that are logged.
+/// What a process writes that the system has refused memory to: Rust's allocator, and errors of the system.
+const REFUSALS: [&str; 2] = ["memory allocation of ", "Cannot allocate memory"];
+
+/// What it has said among the lines that are logged.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Complaints(Arc<Mutex<Option<String>>>);
+pub(super) struct Complaints(Arc<Mutex<Said>>);
+
+#[derive(Debug, Default)]
+struct Said {
+    last: Option<String>,
+    is_refused_memory: bool,
+}
 
 impl Complaints {
+    /// The last line.
     pub(super) fn last(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().last.clone()
+    }
+
+    /// Whether a line says that the system has refused it memory.
+    pub(super) fn tell_of_refused_memory(&self) -> bool {
+        self.lock().is_refused_memory
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Said> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads to the end.
@@ -56,7 +75,9 @@ impl Complaints {
             return;
         }
         tracing::warn!(user, said, "a guests' process complains");
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
+        let mut all = self.lock();
+        all.is_refused_memory |= REFUSALS.iter().any(|refusal| said.contains(refusal));
+        all.last = Some(said);
     }
 }
 
@@ -75,5 +96,18 @@ mod tests {
         let many: String = (1..=1000).map(|idx| format!("line {idx}\n")).collect();
         complaints.clone().read(many.as_bytes(), "user".to_owned()).await;
         assert_eq!(complaints.last().as_deref(), Some("line 100"));
+        assert!(!complaints.tell_of_refused_memory());
+    }
+
+    #[tokio::test]
+    async fn that_memory_was_refused_is_known_whatever_comes_after() {
+        for said in [
+            "memory allocation of 41 bytes failed\nskipping backtrace printing\n",
+            "no thread: Cannot allocate memory (os error 12)",
+        ] {
+            let complaints = Complaints::default();
+            complaints.clone().read(said.as_bytes(), "user".to_owned()).await;
+            assert!(complaints.tell_of_refused_memory(), "{said}");
+        }
     }
 }

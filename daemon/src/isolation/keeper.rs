@@ -122,8 +122,7 @@ impl Keeper {
             lost: watch::Sender::new(None),
         });
         // Its guests are those of one user: what is laid out for guests is for no more than that.
-        let n_guests = limits.n_guests.min(limits.n_guests_per_user);
-        let limits = GuestLimits { n_guests, ..(*limits).clone() };
+        let limits = limits.of_one_user();
         let budgets = UserBudgets::of(session);
         keeper.outgoing.put(ToGuests::Begin(Box::new(Begin { actor, numbers, limits, budgets })));
         keeper.announce(&models);

@@ -30,8 +30,8 @@ pub struct Targets {
     pub parent: i32,
     /// A socket that somebody listens at, such as the daemon's.
     pub socket: PathBuf,
-    /// The child's limit of memory.
-    pub memory_bytes: u64,
+    /// Bytes of data, used or set aside, that the child may have.
+    pub data_bytes: u64,
 }
 
 /// How a try went.
@@ -234,7 +234,7 @@ fn attacks(targets: &Targets) -> Vec<Try> {
         ),
     );
 
-    let more = Rlimit { current: Some(targets.memory_bytes * 2), maximum: Some(targets.memory_bytes * 2) };
+    let more = Rlimit { current: Some(targets.data_bytes * 2), maximum: Some(targets.data_bytes * 2) };
     let daemons = rustix::process::prlimit(
         Some(parent),
         Resource::Nofile,
@@ -250,7 +250,7 @@ fn attacks(targets: &Targets) -> Vec<Try> {
     attack("doorbells that block", refused_or(rustix::fs::fcntl_setfl(io::stderr(), OFlags::empty())));
     attack("the same by another call", refused_or(rustix::io::ioctl_fionbio(io::stderr(), false)));
 
-    let n_bytes = usize::try_from(targets.memory_bytes).unwrap_or(usize::MAX);
+    let n_bytes = usize::try_from(targets.data_bytes).unwrap_or(usize::MAX);
     attack("mapping more memory than it may", MmapMut::map_anon(n_bytes).map(drop));
     tries
 }
@@ -319,6 +319,6 @@ fn clocks() -> io::Result<()> {
 
 /// What a probe from this process on tries to get at.
 #[must_use]
-pub fn targets(socket: &Path, memory_bytes: u64) -> Targets {
-    Targets { parent: std::process::id().cast_signed(), socket: socket.to_owned(), memory_bytes }
+pub fn targets(socket: &Path, data_bytes: u64) -> Targets {
+    Targets { parent: std::process::id().cast_signed(), socket: socket.to_owned(), data_bytes }
 }

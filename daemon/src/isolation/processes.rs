@@ -188,9 +188,11 @@ impl GuestProcesses {
 
     /// Says why it has ended.
     async fn run(&self, actor: ActorId, keeper: &Arc<Keeper>) -> String {
+        let memory_bytes = self.limits.process_bytes(machine::memory_bytes()).guests;
         let settings = ProcessSettings {
             user: actor.0.to_string(),
-            memory_bytes: self.limits.process_bytes(machine::memory_bytes()).guests,
+            memory_bytes,
+            data_bytes: self.limits.process_data_bytes(memory_bytes),
             frame_bytes_max: FRAME_BYTES_MAX,
             ..ProcessSettings::default()
         };
@@ -206,7 +208,9 @@ impl GuestProcesses {
         // Dropping the process kills it.
         loop {
             tokio::select! {
-                ended = process.wait() => return describe(ended, process.last_complaint()),
+                ended = process.wait() => {
+                    return describe(ended, process.refused_memory(), process.last_complaint());
+                }
                 reason = keeper.lost() => return reason,
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
@@ -286,19 +290,46 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// How a process has ended, in words for the clients of its guests.
-fn describe(ended: Result<ProcessEnd, SpawnError>, complaint: Option<String>) -> String {
-    let ended = match ended {
+/// How a process has ended, in words for the clients of its guests. `refused` is what it may have, where it was refused memory: no
+/// signal and no status would tell.
+fn describe(
+    ended: Result<ProcessEnd, SpawnError>,
+    refused: Option<String>,
+    complaint: Option<String>,
+) -> String {
+    let is_failure = matches!(ended, Ok(ProcessEnd::Exited { code: 1.. } | ProcessEnd::Killed { .. }));
+    let refused = refused.filter(|_| is_failure);
+    let ended = refused.unwrap_or_else(|| match ended {
         Ok(ProcessEnd::Exited { code }) => format!("it exited with status {code}"),
         Ok(ProcessEnd::Killed { signal }) => format!("it was killed by signal {signal}"),
         Ok(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes }) => {
             format!("it used {used_bytes} bytes of memory, the limit is {limit_bytes}")
         }
         Err(error) => error.to_string(),
-    };
+    });
     // What it wrote is for the operator.
     if let Some(complaint) = complaint {
         tracing::warn!(complaint, "a process of guests has said this before it ended");
     }
     ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_for_want_of_memory_says_so() {
+        let refused = || Some("the system refused it memory".to_owned());
+        let aborted = || Ok(ProcessEnd::Killed { signal: 6 });
+        assert_eq!(describe(aborted(), refused(), None), "the system refused it memory");
+        assert_eq!(
+            describe(Ok(ProcessEnd::Exited { code: 1 }), refused(), None),
+            "the system refused it memory"
+        );
+        assert_eq!(describe(aborted(), None, None), "it was killed by signal 6");
+        assert_eq!(describe(Ok(ProcessEnd::Exited { code: 0 }), refused(), None), "it exited with status 0");
+        let seen = ProcessEnd::TooMuchMemory { used_bytes: 9, limit_bytes: 8 };
+        assert_eq!(describe(Ok(seen), refused(), None), "it used 9 bytes of memory, the limit is 8");
+    }
 }

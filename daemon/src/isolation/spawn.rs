@@ -26,8 +26,11 @@ pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 pub struct ProcessSettings {
     /// Whose guests it is for, as the log names them.
     pub user: String,
-    /// Bytes of memory that it may write to, without its channel.
+    /// Bytes that it may have in memory, without its channel; it is killed when it is seen with more.
     pub memory_bytes: u64,
+    /// Bytes of data, used or set aside, beyond which the system refuses it more. What is refused there mostly ends it, so this
+    /// lies behind all that it takes within its memory.
+    pub data_bytes: u64,
     /// Descriptors that it may have open.
     pub n_descriptors: u64,
     /// Bytes of each of the two rings, a power of two.
@@ -43,6 +46,7 @@ impl Default for ProcessSettings {
         Self {
             user: String::new(),
             memory_bytes: 1 << 30,
+            data_bytes: 1 << 30,
             n_descriptors: 64,
             ring_bytes: RING_BYTES,
             frame_bytes_max: 16 << 20,
@@ -91,6 +95,7 @@ pub struct GuestProcess {
     /// What reads them, until they have been read to their end.
     reading: Option<JoinHandle<()>>,
     memory_bytes: u64,
+    data_bytes: u64,
     confinement: Confinement,
 }
 
@@ -125,7 +130,7 @@ impl GuestProcess {
         let (channel, fds) = Channel::pair(settings.ring_bytes, settings.frame_bytes_max)?;
         let handover = Handover {
             confine: ConfineSettings {
-                memory_bytes: settings.memory_bytes,
+                data_bytes: settings.data_bytes,
                 n_descriptors: settings.n_descriptors,
                 parent: std::process::id().cast_signed(),
             },
@@ -148,9 +153,9 @@ impl GuestProcess {
         let complaints = Complaints::default();
         let stderr = child.stderr.take().expect("piped");
         let reading = tokio::spawn(complaints.clone().read(stderr, settings.user.clone()));
-        let mut process = Starting { child: Some(child), closer: channel.closer() };
+        let mut starting = Starting { child: Some(child), closer: channel.closer() };
         let (sender, receiver) = channel.split();
-        let (confinement, receiver) = match process.greeting(receiver, settings.start_ms).await? {
+        let (confinement, receiver) = match starting.greeting(receiver, settings.start_ms).await? {
             Ok((Greeting::Ready(confinement), receiver)) => (confinement, receiver),
             Ok((Greeting::Failed(reason), _)) => return Err(SpawnError::NotConfined { reason }),
             Err(status) => {
@@ -159,11 +164,12 @@ impl GuestProcess {
                 return Err(SpawnError::Died { status: status.to_string(), said: complaints.last() });
             }
         };
-        let child = process.child.take().expect("it was started");
-        let closer = process.closer.clone();
-        let memory_bytes = settings.memory_bytes;
+        let child = starting.child.take().expect("it was started");
+        let closer = starting.closer.clone();
+        let ProcessSettings { memory_bytes, data_bytes, .. } = *settings;
         let reading = Some(reading);
-        Ok((Self { child, closer, complaints, reading, memory_bytes, confinement }, sender, receiver))
+        let process = Self { child, closer, complaints, reading, memory_bytes, data_bytes, confinement };
+        Ok((process, sender, receiver))
     }
 
     /// How it is confined.
@@ -188,6 +194,17 @@ impl GuestProcess {
     #[must_use]
     pub fn last_complaint(&self) -> Option<String> {
         self.complaints.last()
+    }
+
+    /// Where the system refused it memory and it said so: what it may have, in words.
+    #[must_use]
+    pub(crate) fn refused_memory(&self) -> Option<String> {
+        let Self { memory_bytes, data_bytes, .. } = self;
+        self.complaints.tell_of_refused_memory().then(|| {
+            format!(
+                "the system refused it memory: it may have {memory_bytes} bytes in memory and set {data_bytes} bytes aside"
+            )
+        })
     }
 
     /// Waits for its end, and kills it if it uses more memory than it may. What it had sent can still be received; then the

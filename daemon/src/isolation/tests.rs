@@ -3,12 +3,15 @@
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::channel::ChannelError;
 use super::confine::FileRules;
 use super::*;
+use crate::guest::{GuestLimits, GuestPool, OWN_BYTES, pool_bytes};
+use crate::models::Models;
 
 const MEMORY_BYTES: u64 = 256 << 20;
 
@@ -16,6 +19,7 @@ fn settings() -> ProcessSettings {
     ProcessSettings {
         user: "test".to_owned(),
         memory_bytes: MEMORY_BYTES,
+        data_bytes: MEMORY_BYTES,
         start_ms: 60_000,
         ..ProcessSettings::default()
     }
@@ -85,6 +89,19 @@ fn child_that_hides_memory() {
             taken.push(map.make_read_only().expect("less than before"));
             thread::sleep(Duration::from_millis(5));
         }
+    });
+}
+
+#[test]
+#[ignore = "a child of other tests"]
+fn child_that_makes_pools() {
+    serve(|mut sender, mut receiver| {
+        receiver.recv(&mut Vec::new()).expect("told to begin");
+        let limits = Arc::new(GuestLimits::default().of_one_user());
+        let pool = GuestPool::new(limits, Models::new(Vec::new(), Vec::new())).expect("within the limit");
+        sender.send(&[]).expect("the daemon is there");
+        receiver.recv(&mut Vec::new()).expect("told to end");
+        drop(pool);
     });
 }
 
@@ -170,6 +187,9 @@ async fn a_child_that_takes_more_memory_than_it_may_dies_alone() {
     assert!(matches!(end, ProcessEnd::Killed { signal: libc::SIGABRT | libc::SIGSEGV }), "{end:?}");
     let taken = taken.await.expect("no panic");
     println!("{taken} bytes of {MEMORY_BYTES}; it said {:?}", process.last_complaint());
+    if end == (ProcessEnd::Killed { signal: libc::SIGABRT }) {
+        assert!(process.refused_memory().is_some_and(|said| said.contains(&MEMORY_BYTES.to_string())));
+    }
     assert!((MEMORY_BYTES / 2..MEMORY_BYTES).contains(&taken), "{taken}");
 
     let (mut process, mut sender, _receiver) = start("child_that_hides_memory", &settings()).await;
@@ -177,6 +197,36 @@ async fn a_child_that_takes_more_memory_than_it_may_dies_alone() {
     let end = process.wait().await.expect("told");
     println!("{end:?}");
     assert!(matches!(end, ProcessEnd::TooMuchMemory { limit_bytes: MEMORY_BYTES, .. }), "{end:?}");
+}
+
+/// Bytes of data that the system counts for a process, used or set aside.
+fn data_of(process: &GuestProcess) -> u64 {
+    let pid = process.pid().expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).expect("it is counted");
+    let n_kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    n_kib << 10
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_pools_set_aside_is_known_before() {
+    let limits = GuestLimits::default();
+    let pools = pool_bytes(&limits.of_one_user());
+    let settings =
+        ProcessSettings { data_bytes: limits.process_data_bytes(settings().memory_bytes), ..settings() };
+    let (process, mut sender, mut receiver) = start("child_that_makes_pools", &settings).await;
+    let before = data_of(&process);
+    sender.send(&[]).expect("sent");
+    let receiving = tokio::task::spawn_blocking(move || {
+        receiver.recv(&mut Vec::new()).expect("it has them");
+        receiver
+    });
+    let receiver = receiving.await.expect("no panic");
+    let added = data_of(&process) - before;
+    println!("{added} bytes set aside, {pools} of them known before, {} bytes used", process.used_bytes());
+    assert!((pools..pools + OWN_BYTES).contains(&added), "{added} bytes, pools {pools}");
+    assert!(process.used_bytes() < MEMORY_BYTES / 2, "nothing of that is used");
+    drop((process, sender, receiver));
 }
 
 /// Waits until a process is no longer there.

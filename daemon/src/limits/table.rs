@@ -81,7 +81,7 @@ pub fn set_sizes(limits: &mut [Limit], sizes: &Sizes) {
 
 /// Fills in what the memory decides that the daemon's process may come to.
 pub(crate) fn set_memory(limits: &mut [Limit], config: &Config, memory_bytes: u64) {
-    let HostBytes { session, user, daemon } = config.budgets.host_bytes(memory_bytes);
+    let HostBytes { session, user, daemon } = config.host_bytes(memory_bytes);
     let ProcessBytes { compile, guests, .. } = config.limits.process_bytes(memory_bytes);
     for (name, n_bytes) in [
         ("budgets.session.host_bytes", session),
@@ -220,6 +220,20 @@ mod tests {
         assert_eq!(seen("n_step_rows"), (Some(9), Source::File));
         assert_eq!(seen("n_step_tokens"), (Some(256), Source::Machine));
         assert_eq!(seen("kv_bytes"), (None, Source::Machine));
+    }
+
+    #[test]
+    fn budgets_fit_in_the_process_of_a_user() {
+        let user = |file: &str| {
+            let config = Config::parse(file).expect("valid");
+            let mut limits = table(&config);
+            set_memory(&mut limits, &config, 48 << 30);
+            limits.iter().find(|limit| limit.name == "budgets.user.host_bytes").and_then(|limit| limit.value)
+        };
+        assert_eq!(user(""), Some(8 << 30));
+        assert_eq!(user("isolation = 'process'"), Some(7 << 29));
+        let said = "isolation = 'process'\n[limits]\nprocess_memory_bytes = 1073741824";
+        assert_eq!(user(said), Some(1 << 29));
     }
 
     #[test]

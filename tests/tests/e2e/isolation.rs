@@ -133,7 +133,10 @@ fn what_all_guests_of_a_user_may_hold_is_one_budget_in_their_process() {
 fn a_process_that_uses_more_memory_than_it_may_ends_alone() {
     block_on(async {
         let limits = GuestLimits { process_memory_bytes: Some(1 << 20), ..daemons::limits() };
-        let daemon = Arc::new(daemons::start(&Config { limits, ..config(Isolation::Process) }));
+        let mut config = Config { limits, ..config(Isolation::Process) };
+        // By default it is what the process leaves, and would refuse the guest before.
+        config.budgets.user.host_bytes = Some(1 << 30);
+        let daemon = Arc::new(daemons::start(&config));
         let alice = client(&daemon, ALICE).await;
         let ended = run(&alice, &guests::hostile(), stream("8")).await;
         assert_eq!(ended.reason().code.as_str(), "process_lost", "{ended:?}");

@@ -30,8 +30,8 @@ const N_THREADS: usize = if cfg!(test) { 2 } else { 1 };
 /// What a guests' process is confined to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfineSettings {
-    /// Bytes of memory that it may write to.
-    pub memory_bytes: u64,
+    /// Bytes of data, used or only set aside, beyond which the system gives it no more.
+    pub data_bytes: u64,
     /// Descriptors that it may have open.
     pub n_descriptors: u64,
     /// The process that it dies with.
@@ -89,7 +89,7 @@ fn limit(settings: &ConfineSettings) -> Result<(), ConfineError> {
         (Resource::Memlock, 0),
         (Resource::Msgqueue, 0),
         (Resource::Nofile, settings.n_descriptors),
-        (Resource::Data, settings.memory_bytes),
+        (Resource::Data, settings.data_bytes),
     ];
     for (resource, n) in limits {
         let n = getrlimit(resource).maximum.map_or(n, |maximum| n.min(maximum));
