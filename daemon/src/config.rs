@@ -19,7 +19,7 @@ pub use self::budgets::{Budgets, SharedBudget};
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
-use crate::guest::{GuestLimits, PolicySettings};
+use crate::guest::{COMPILE_BYTES_LEAST, GuestLimits, OWN_BYTES, PolicySettings};
 use crate::limits::SetByFile;
 use crate::session::SessionLimits;
 
@@ -284,7 +284,7 @@ pub enum ConfigError {
         /// Its value.
         value: f64,
         /// The range.
-        expected: &'static str,
+        expected: String,
     },
 }
 
@@ -314,6 +314,18 @@ impl Config {
         ];
         for (field, value, least, expected) in least {
             if let Some(value) = value.filter(|&value| value < least) {
+                let expected = expected.to_owned();
+                return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
+            }
+        }
+        // With less no guest would ever run, and each would be told that it may try again.
+        let GuestLimits { process_memory_bytes, compile_memory_bytes, .. } = self.limits;
+        for (field, value, least) in [
+            ("limits.process_memory_bytes", process_memory_bytes, OWN_BYTES),
+            ("limits.compile_memory_bytes", compile_memory_bytes, COMPILE_BYTES_LEAST),
+        ] {
+            if let Some(value) = value.filter(|&value| value < least) {
+                let expected = format!("at least {least}");
                 return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
             }
         }
@@ -321,7 +333,7 @@ impl Config {
             return Err(ConfigError::OutOfRange {
                 field: "latency_multiple",
                 value: self.latency_multiple,
-                expected: "at least 1",
+                expected: "at least 1".to_owned(),
             });
         }
         Ok(())
@@ -383,6 +395,20 @@ mod tests {
         assert_eq!(error.to_string(), "sessions.n_connections is 0, expected at least 1");
         for path in ["/nonexistent", "/dev/zero"] {
             assert!(matches!(Config::load(Path::new(path)), Err(ConfigError::Read { .. })), "{path}");
+        }
+    }
+
+    #[test]
+    fn processes_that_nothing_could_run_in_are_refused() {
+        let least = |field: &str, n_bytes: u64| format!("[limits]\n{field} = {n_bytes}");
+        for (field, least_bytes) in
+            [("process_memory_bytes", OWN_BYTES), ("compile_memory_bytes", COMPILE_BYTES_LEAST)]
+        {
+            for n_bytes in [0, 64 << 20, least_bytes - 1] {
+                let error = load(&least(field, n_bytes)).expect_err("too small").to_string();
+                assert_eq!(error, format!("limits.{field} is {n_bytes}, expected at least {least_bytes}"));
+            }
+            assert!(load(&least(field, least_bytes)).is_ok(), "{field}");
         }
     }
 

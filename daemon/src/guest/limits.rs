@@ -32,7 +32,8 @@ pub struct GuestLimits {
     /// Time to compile one component.
     pub compile_ms: u64,
     /// Bytes of memory that the process that compiles may write to. When absent 2 GiB, or where that is more than a quarter of the machine's
-    /// memory, or of what the daemon's control group may have, for all that compile at once, a part of that quarter.
+    /// memory, or of what the daemon's control group may have, for all that compile at once, a part of that quarter. In a file 128 MiB
+    /// at least.
     pub compile_memory_bytes: Option<u64>,
     /// Bytes of compiled code that one component may become.
     pub compiled_bytes: usize,
@@ -55,8 +56,8 @@ pub struct GuestLimits {
     pub idle_ms: u64,
     /// Bytes of memory of a process of guests, its code and what it keeps of models included, where `isolation` gives each user
     /// a process: what it has in memory, not what it has set aside and never used. When absent 4 GiB, or a third of the machine's
-    /// memory, or of what the daemon's control group may have, where that is less. All of them together may have half of it:
-    /// beyond that the one that has most is ended.
+    /// memory, or of what the daemon's control group may have, where that is less; in a file 512 MiB at least. All of them together
+    /// may have half of it: beyond that the one that has most is ended.
     pub process_memory_bytes: Option<u64>,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
@@ -165,8 +166,12 @@ impl ProcessBytes {
 const COMPILE_BYTES: u64 = 2 << 30;
 const PROCESS_BYTES: u64 = 4 << 30;
 
-/// What a process of guests needs for itself, which is in no budget: compiled code (`program_bytes`), tokenizers, threads, and the
-/// runtime, of which an idle one has 20 MiB in memory and 40 MiB set aside beside its pools.
+/// The least that one that compiles is given: a component of one megabyte needs 96 MiB, one without code 16 MiB.
+pub(crate) const COMPILE_BYTES_LEAST: u64 = 128 << 20;
+
+/// What a process of guests needs for itself, and the least that one is given. It is in no budget: compiled code
+/// (`program_bytes`), tokenizers, threads, and the runtime, of which an idle one has 20 MiB in memory, and 40 MiB set aside beside
+/// its pools.
 pub(crate) const OWN_BYTES: u64 = 512 << 20;
 
 /// What of the machine's memory those have that compile at once, one process of guests, and all of them.

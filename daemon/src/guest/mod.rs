@@ -67,7 +67,7 @@ pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, messag
 pub(crate) use io::{Creditor, Sink, output_to};
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
-pub(crate) use limits::{OWN_BYTES, ProcessBytes};
+pub(crate) use limits::{COMPILE_BYTES_LEAST, OWN_BYTES, ProcessBytes};
 pub(crate) use names::{list as listed_names, name as shown_name};
 pub(crate) use policy::{Closed, Gate, Passage, PolicedGuest, Ruling};
 pub use policy::{Policy, PolicyError, PolicyFailure, PolicySettings};
