@@ -52,7 +52,8 @@ pub struct Config {
     pub latency_multiple: f64,
     /// Whether users share the prefix cache. One user could then tell by timing what another has asked.
     pub is_prefix_cache_shared: bool,
-    /// Where the daemon listens; the runtime directory of its user when absent.
+    /// Where the daemon listens, unless `--socket` or the environment's `TRELLIS_SOCKET` say otherwise; the runtime directory of its
+    /// user when absent.
     pub socket: Option<PathBuf>,
     /// Where compiled guests are kept; `trellis` in the cache directory of its user when absent.
     pub cache_dir: Option<PathBuf>,

@@ -26,6 +26,16 @@ pub(crate) fn socket_of_environment() -> Option<PathBuf> {
     std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// The socket that a daemon with these settings is told to use, by the first that says so: the command line, the environment, the
+/// settings. Nothing where it is left to the machine.
+pub(crate) fn socket_told(
+    flag: Option<PathBuf>,
+    environment: Option<PathBuf>,
+    config: &Config,
+) -> Option<PathBuf> {
+    flag.or(environment).or_else(|| config.socket.clone())
+}
+
 /// Which daemon to talk to.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SocketArgs {
@@ -286,6 +296,16 @@ mod tests {
             matches!(read, Err(CliError::NotAComponent { source: GuestError::NotWasm { .. }, .. })),
             "{read:?}"
         );
+    }
+
+    #[test]
+    fn the_command_line_comes_before_the_environment_and_that_before_the_file() {
+        let config = Config { socket: Some("/file".into()), ..Config::default() };
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(socket_told(path("/flag"), path("/environment"), &config), path("/flag"));
+        assert_eq!(socket_told(None, path("/environment"), &config), path("/environment"));
+        assert_eq!(socket_told(None, None, &config), path("/file"));
+        assert_eq!(socket_told(None, None, &Config::default()), None);
     }
 
     #[test]

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
+use trellis_client::Client;
 use trellis_client::socket::default_socket;
 use trellis_cuda::Card;
 use trellis_cuda::probe::{self, FoundBy, Library, Probe, ProbedFolder};
 use trellis_engine::model::Model;
 
-use super::connect::SocketArgs;
+use super::connect::{socket_of_environment, socket_told};
 use super::error::CliError;
 use super::output::{self, Format};
 use crate::bundled;
@@ -23,7 +24,7 @@ const EXAMPLES: &str = "\
 Examples:
   trellis doctor                      what was looked for, what was found, what to install
   trellis doctor --json | jq -r '.cuda.problems[].remedy'
-  trellis doctor --config trellis.toml    tries the policy of the file as well
+  trellis doctor --config trellis.toml    looks at the socket and the cache of the file, and tries its policy
 
 Exit status: 0 everything works, or there is no NVIDIA GPU and the CPU works; 1 otherwise.";
 
@@ -31,7 +32,7 @@ Exit status: 0 everything works, or there is no NVIDIA GPU and the CPU works; 1 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Also try the policy that this TOML file configures
+    /// Look at the socket and the cache that a daemon with this TOML file would have, and also try its policy
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -94,11 +95,16 @@ impl Check {
 }
 
 pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliError> {
-    let socket = check_socket().await;
-    let isolation = Check::of(check_isolation().await);
+    let file = args.config.map(|file| Config::load(&file).map(|config| (file, config)));
+    // What is wrong with the file is said once, of its policy.
+    let config = file.as_ref().and_then(|file| file.as_ref().ok()).map(|(_, config)| config.clone());
+    let config = config.unwrap_or_default();
+    let told = socket_told(None, socket_of_environment(), &config);
+    let socket = check_socket(told.as_deref()).await;
+    let isolation = Check::of(check_isolation(&told.or_else(default_socket).unwrap_or_default()).await);
     let report = tokio::task::spawn_blocking(move || {
         // First, so that the cache of kernels is made inside a private folder.
-        let cache = check_cache();
+        let cache = check_cache(&config);
         let cache_dir = cache.as_ref().ok().map(PathBuf::as_path);
         let cpu = check_cpu();
         Report {
@@ -107,7 +113,10 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
             cache: Check::of(cache.map(|dir| dir.display().to_string())),
             socket,
             isolation,
-            policy: args.config.map(|file| Check::of(check_policy(&file))),
+            policy: file.map(|file| {
+                let checked = file.map_err(|error| error.to_string());
+                Check::of(checked.and_then(|(file, config)| check_policy(&file, &config)))
+            }),
         }
     });
     let report = report.await.expect("looking at the machine does not panic");
@@ -166,8 +175,8 @@ fn check_cpu() -> Check {
 }
 
 /// The cache, made if need be and written to.
-fn check_cache() -> Result<PathBuf, String> {
-    let dir = cache_dir(&Config::default())
+fn check_cache(config: &Config) -> Result<PathBuf, String> {
+    let dir = cache_dir(config)
         .ok_or("there is no place for it: neither XDG_CACHE_HOME nor HOME is set".to_owned())?;
     make_private(&dir).map_err(|error| error.to_string())?;
     let path = dir.join(format!("doctor-{}", std::process::id()));
@@ -177,9 +186,9 @@ fn check_cache() -> Result<PathBuf, String> {
     Ok(dir)
 }
 
-/// Has a guests' process try what it can get at.
+/// Has a guests' process try what it can get at, the daemon's socket among it.
 #[cfg(target_os = "linux")]
-async fn check_isolation() -> Result<String, String> {
+async fn check_isolation(socket: &Path) -> Result<String, String> {
     use crate::isolation::confine::FileRules;
     use crate::isolation::{GuestProcess, ProcessSettings, probe};
 
@@ -188,7 +197,7 @@ async fn check_isolation() -> Result<String, String> {
     let (process, sender, receiver) =
         GuestProcess::spawn_to_probe(&exe, &settings).await.map_err(|error| error.to_string())?;
     let files = process.confinement().files;
-    let targets = probe::targets(&default_socket().unwrap_or_default(), settings.data_bytes);
+    let targets = probe::targets(socket, settings.data_bytes);
     let found = probe::run(process, sender, receiver, &targets).await.map_err(|error| error.to_string())?;
     let problems = found.problems();
     if !problems.is_empty() {
@@ -210,29 +219,36 @@ async fn check_isolation() -> Result<String, String> {
 }
 
 #[cfg(not(target_os = "linux"))]
-async fn check_isolation() -> Result<String, String> {
+async fn check_isolation(_: &Path) -> Result<String, String> {
     Err("guests run in processes of their own on Linux".to_owned())
 }
 
 /// Compiles the policy of a configuration, and has an instance of it begin. What it says of models is for the daemon to see.
-fn check_policy(file: &Path) -> Result<String, String> {
-    let config = Config::load(file).map_err(|error| error.to_string())?;
+fn check_policy(file: &Path, config: &Config) -> Result<String, String> {
     let dir =
-        cache_dir(&config).ok_or("there is no place for its code: neither XDG_CACHE_HOME nor HOME is set")?;
+        cache_dir(config).ok_or("there is no place for its code: neither XDG_CACHE_HOME nor HOME is set")?;
     make_private(&dir).map_err(|error| error.to_string())?;
     let policy = Policy::open(&config.policy, &config.limits, &dir, config.compile_exe.as_deref());
     let policy = policy.map_err(|error| error.to_string())?;
     Ok(policy.map_or_else(|| format!("none in {}", file.display()), |policy| policy.shown()))
 }
 
-async fn check_socket() -> Check {
-    let Some(socket) = default_socket() else {
+/// Looks at the socket that a daemon would listen at: the one that it is told, or the usual one. Where none is told, a daemon of
+/// the whole machine does as well, as it does for clients.
+async fn check_socket(told: Option<&Path>) -> Check {
+    let Some(socket) = told.map(Path::to_owned).or_else(default_socket) else {
         return Check::of(Err(
             "this user has no runtime directory; give `trellis serve` a --socket".to_owned()
         ));
     };
-    let shown = socket.display();
-    Check::of(match (SocketArgs { socket: None }).connect().await {
+    let socket = std::path::absolute(&socket).unwrap_or(socket);
+    let client = match told {
+        Some(_) => Client::connect_to(&socket).await,
+        None => Client::connect().await,
+    };
+    let found = client.as_ref().ok().and_then(|client| client.socket().map(Path::to_owned));
+    let shown = found.as_ref().unwrap_or(&socket).display();
+    Check::of(match client {
         Ok(client) => match client.info().await.map(|info| (info.failure, info.policy)) {
             Ok((None, None)) => Ok(format!("{shown}, a daemon is running")),
             Ok((None, Some(policy))) => Ok(format!("{shown}, a daemon is running, with the policy {policy}")),
@@ -241,7 +257,7 @@ async fn check_socket() -> Check {
             }
             Err(error) => Err(format!("{shown}, a daemon is running and does not answer: {error}")),
         },
-        Err(CliError::Client(trellis_client::Error::NotRunning { .. })) => match place_of(&socket) {
+        Err(trellis_client::Error::NotRunning { .. }) => match place_of(&socket) {
             Ok(()) => Ok(format!("{shown}, no daemon is running")),
             Err(reason) => Err(format!("{shown}: {reason}")),
         },
@@ -359,6 +375,17 @@ fn looked_in(text: &mut String, places: &[ProbedFolder]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn the_socket_that_is_told_is_the_one_that_is_looked_at() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("told.sock");
+        let said = |check: Check| (check.ok, check.said);
+        let none_runs = (true, format!("{}, no daemon is running", socket.display()));
+        assert_eq!(said(check_socket(Some(&socket)).await), none_runs);
+        drop(std::os::unix::net::UnixListener::bind(&socket).expect("bound"));
+        assert_eq!(said(check_socket(Some(&socket)).await), none_runs, "nobody listens any more");
+    }
 
     #[test]
     fn the_report_ends_with_the_verdict_and_json_has_it_too() {

@@ -47,7 +47,7 @@ pub(crate) struct ServeArgs {
     /// Type of weights, activations and KV cache
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
-    /// Listen here; otherwise in the user's runtime directory
+    /// Listen here; otherwise where TRELLIS_SOCKET says, or else the file's `socket`, or else in the user's runtime directory
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace, or a filter such as trellis=debug
@@ -76,7 +76,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     }
     config.device = device.unwrap_or(config.device);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
-    let socket = socket.or_else(connect::socket_of_environment).or_else(|| config.socket.clone());
+    let socket = connect::socket_told(socket, connect::socket_of_environment(), &config);
     let socket = socket.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
     let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
     start_logging(&log);
