@@ -6,6 +6,7 @@ use super::output::escaped_line;
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
     alignment: [Align; N],
+    is_shown: [bool; N],
     rows: Vec<[String; N]>,
 }
 
@@ -20,7 +21,15 @@ impl<const N: usize> Table<N> {
         Self {
             head: columns.map(|(name, _)| name),
             alignment: columns.map(|(_, align)| align),
+            is_shown: [true; N],
             rows: Vec::new(),
+        }
+    }
+
+    /// Leaves out the column of this name.
+    pub(crate) fn leave_out(&mut self, name: &str) {
+        for (is_shown, head) in self.is_shown.iter_mut().zip(self.head) {
+            *is_shown &= head != name;
         }
     }
 
@@ -37,6 +46,7 @@ impl<const N: usize> Table<N> {
         let mut text = String::new();
         for line in lines {
             let cells: Vec<String> = (0..N)
+                .filter(|&i| self.is_shown[i])
                 .map(|i| match self.alignment[i] {
                     Align::Left => format!("{:<width$}", line[i], width = widths[i]),
                     Align::Right => format!("{:>width$}", line[i], width = widths[i]),
@@ -62,6 +72,14 @@ mod tests {
             table.render(),
             "NAME        PAGES  STATE\nbest-of-n      12  running\né          123456\n"
         );
+    }
+
+    #[test]
+    fn a_column_that_is_left_out_takes_no_room() {
+        let mut table = Table::new([("NAME", Align::Left), ("USER", Align::Left), ("PAGES", Align::Right)]);
+        table.push(["a".into(), "ada".into(), "7".into()]);
+        table.leave_out("USER");
+        assert_eq!(table.render(), "NAME  PAGES\na         7\n");
     }
 
     #[test]
