@@ -57,6 +57,16 @@ pub(super) fn shown_class(ClassInfo { name, share, rank }: &ClassInfo) -> String
     format!("{name}, a share of {share}, rank {rank}")
 }
 
+/// `process: guests of each user run in one of their own`
+fn shown_isolation(name: &str) -> String {
+    let where_guests_run = match name {
+        "thread" => ": guests run in threads of the daemon",
+        "process" => ": guests of each user run in one of their own",
+        _ => "",
+    };
+    format!("{name}{where_guests_run}")
+}
+
 fn or_none(names: Vec<String>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
@@ -123,9 +133,11 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];
+    let isolation = info.isolation.as_ref().map(|isolation| ("isolation", shown_isolation(isolation)));
     let class = info.class.as_ref().map(|class| ("class", shown_class(class)));
     lines
         .into_iter()
+        .chain(isolation)
         .chain(class)
         .map(|(name, value)| format!("{name:<10}{}\n", escaped_line(&value)))
         .collect()
@@ -180,6 +192,7 @@ mod tests {
             kv_bytes: 48_000_000,
             kv_bytes_free: 12_000_000,
             class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
+            isolation: Some("process".to_owned()),
             ..DaemonInfo::default()
         };
         let shown = lines(&info, &models);
@@ -191,10 +204,12 @@ mod tests {
             "tokens    150, 7 in vain (1 given up, 6 guessed wrong), 0 again, 0 from the prefix cache\n",
             "waited    21 steps to decode, 0 with prompts, 16 for KV pages, 5 for masks\n",
             "KV memory 12.0 MB of 48.0 MB free\n",
+            "isolation process: guests of each user run in one of their own\n",
             "class     research, a share of 3, rank 1\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }
-        assert!(lines(&DaemonInfo::default(), &[]).contains("models    none\n"));
+        let of_an_older_daemon = lines(&DaemonInfo::default(), &[]);
+        assert!(of_an_older_daemon.contains("models    none\n") && !of_an_older_daemon.contains("isolation"));
     }
 }

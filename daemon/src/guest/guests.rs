@@ -136,6 +136,12 @@ impl GuestHost {
         &self.limits
     }
 
+    /// Where guests run.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        if self.processes.is_some() { Isolation::Process } else { Isolation::Thread }
+    }
+
     /// The loaded models; the first is the default.
     #[must_use]
     pub fn models(&self) -> Vec<ModelHandle> {

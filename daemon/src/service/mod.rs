@@ -372,6 +372,7 @@ impl Service for HostService {
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
             failure: self.loader.models().failure().map(|failure| failure.to_string()),
             class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
+            isolation: Some(self.host.isolation().name().to_owned()),
             policy: self.loader.policy().map(|policy| policy.shown()),
         })
     }

@@ -205,6 +205,10 @@ pub struct DaemonInfo {
     /// The class of the user that asks; an older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<ClassInfo>,
+    /// Where guests run: `thread` for threads of the daemon, `process` where those of each user have a process of their own; an
+    /// older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<String>,
     /// Why nothing can be computed: which device has failed, and of what; absent while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
