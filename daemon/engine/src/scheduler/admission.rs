@@ -484,6 +484,14 @@ impl Scheduler {
         }
     }
 
+    /// Marks what an admitted context has found since pages were counted: it was counted among what the context was to get, and
+    /// no room is made at its cost.
+    pub(super) fn mark_found(&mut self, context: &ContextState) {
+        if let Some(count) = self.line.count.filter(|_| context.is_admitted()) {
+            context.kv.blocks().iter().for_each(|&block| _ = self.pages.mark(block, count.marking));
+        }
+    }
+
     /// Takes note of pages in host memory that an admitted context holds from now on with one that was promised them.
     pub(super) fn note_promised_with_another(&mut self, context: &mut ContextState, n_pages: usize) {
         if let Standing::Admitted(term) = &mut context.standing {

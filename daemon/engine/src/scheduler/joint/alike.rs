@@ -117,6 +117,7 @@ impl Scheduler {
         }
         let n_away_with_others = context.kv.locate(&self.pages) - n_away;
         self.note_promised_with_another(&mut context, n_away_with_others);
+        self.mark_found(&context);
         let has_all = context.n_blocks_full() >= context.n_blocks_found();
         self.contexts.insert(id, context);
         if has_all { Found::All } else { Found::Later }

@@ -32,6 +32,7 @@ impl Scheduler {
             let found = &blocks[blocks.len() - n_blocks..];
             let n_away = found.iter().filter(|&&block| self.pages.page(block).is_none()).count();
             self.note_let_go_by(context, (n_held + n_away).saturating_sub(blocks.len()));
+            self.mark_found(context);
             self.commons.queue.charge(&context.seat, Costs::found_ns(n_blocks));
             context.owner.account.note_cached(n_cached as u64);
             self.stats.n_tokens_cached += n_cached as u64;
