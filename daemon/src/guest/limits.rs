@@ -207,7 +207,7 @@ impl GuestLimits {
         pool_bytes(&self.of_one_user()).saturating_add(memory_bytes).saturating_add(margin)
     }
 
-    /// Bytes of the arguments of a launch.
+    /// Bytes that the arguments of a launch take, those of the list included.
     ///
     /// # Errors
     /// They are too many.

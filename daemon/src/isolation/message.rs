@@ -193,7 +193,7 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     rmp_serde::to_vec(message).expect("messages are plain data")
 }
 
-/// How large a message may be inside: the longest lists are those of tokens, of bytes that stand for numbers, and of masks.
+/// How large a message may be inside: the longest lists are those of tokens.
 const SHAPE_MAX: Shape = Shape { depth: 64, n_values: 4 << 20 };
 
 /// The message of these bytes, from a process that may say anything.
