@@ -178,17 +178,34 @@ impl<T> FairQueue<T> {
 
     /// The next item of a lane in the fair order. [`Self::charge`] says afterwards what it cost.
     pub fn pop(&mut self, lane: Lane) -> Option<T> {
-        let mut id = ROOT;
-        while let Some((vtime, child)) = self.first(id, lane) {
-            self.node_mut(id).last = vtime;
-            id = child;
-        }
-        self.take(id, lane)
+        self.pop_below(ROOT, lane)
     }
 
     /// As [`Self::pop`], of the items of one user.
     pub(crate) fn pop_of(&mut self, lane: Lane, user: ActorId) -> Option<T> {
-        let mut id = *self.by_name.get(&(ROOT, u64::from(user.0)))?;
+        let id = *self.by_name.get(&(ROOT, u64::from(user.0)))?;
+        self.pop_below(id, lane)
+    }
+
+    /// As [`Self::pop`], of users that are not kept out. Takes time in proportion to those that are.
+    pub fn pop_but_of(&mut self, lane: Lane, is_kept_out: impl Fn(ActorId) -> bool) -> Option<T> {
+        let mut kept_out: SmallVec<[(u64, NodeId); 4]> = SmallVec::new();
+        let found = loop {
+            let Some((vtime, user)) = self.first(ROOT, lane) else { break None };
+            if !u32::try_from(self.node(user).name).is_ok_and(|name| is_kept_out(ActorId(name))) {
+                break Some((vtime, user));
+            }
+            self.node_mut(ROOT).unlist_first(lane);
+            kept_out.push((vtime, user));
+        };
+        let root = self.node_mut(ROOT);
+        kept_out.into_iter().for_each(|(vtime, user)| root.list(lane, vtime, user));
+        let (vtime, user) = found?;
+        root.last = root.last.max(vtime);
+        self.pop_below(user, lane)
+    }
+
+    fn pop_below(&mut self, mut id: NodeId, lane: Lane) -> Option<T> {
         while let Some((vtime, child)) = self.first(id, lane) {
             self.node_mut(id).last = vtime;
             id = child;

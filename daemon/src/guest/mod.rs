@@ -76,5 +76,5 @@ pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, Running
 #[cfg(test)]
 pub(crate) use runtime::pool_bytes;
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
-pub(crate) use threads::Lookout;
+pub(crate) use threads::{Lookout, NICENESS, give_way};
 pub use worker::{COMPILE_WORKER, compile_worker_main};

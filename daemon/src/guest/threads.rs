@@ -10,8 +10,9 @@
 //! goes on with its guest.
 //!
 //! What no epoch interrupts, such as a copy of all of a memory, or a host call that takes its time, makes its guest late.
-//! Then the next guest has another thread, and the system shares the processors between them. A guest from which the system has
-//! taken the processor is not late by that for a while: on a busy machine each thread more makes all of them later.
+//! Then the next guest of another user has another thread, and the system shares the processors between them; no user has more
+//! threads than there are processors. A guest from which the system has taken the processor is not late by that for a while: on a
+//! busy machine each thread more makes all of them later.
 
 use std::future::Future;
 use std::io;
@@ -25,8 +26,9 @@ use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
 use async_task::{Builder, Runnable};
+use rustc_hash::FxHashMap;
 use tokio::runtime::Handle;
-use trellis_engine::account::Owner;
+use trellis_engine::account::{ActorId, Owner};
 use trellis_engine::fair::{FairQueue, Lane, Seat};
 
 use super::cpu::CpuClock;
@@ -36,7 +38,7 @@ use crate::thread_time::ThreadClock;
 pub(super) mod tests;
 
 /// By how much the guests' threads give way to the other threads of the daemon, in the system's steps of niceness.
-const NICENESS: i32 = 5;
+pub(crate) const NICENESS: i32 = 5;
 
 /// Looks after which a guest that still has its thread may be late: more than an epoch.
 const N_LOOKS_LATE: u32 = 2;
@@ -97,6 +99,8 @@ struct State {
     running: Vec<Running>,
     /// Their clocks, of those that have begun.
     clocks: Vec<Option<ThreadClock>>,
+    /// Guests of each user that have a thread, late ones included.
+    n_running: FxHashMap<ActorId, usize>,
     /// Threads without a guest.
     n_idle: usize,
     /// Guests that have a thread and are not late.
@@ -149,6 +153,29 @@ impl State {
     fn has_room(&self) -> bool {
         self.n_on_time < self.n_on_time_max
     }
+
+    /// The guest that comes next, if one may have a thread: late ones of a user leave its others fewer.
+    fn pop(&mut self) -> Option<Runnable<Place>> {
+        if !self.has_room() {
+            return None;
+        }
+        let Self { waiting, n_running, n_on_time_max, .. } = self;
+        let has_all = |user| n_running.get(&user).is_some_and(|n_running| n_running >= n_on_time_max);
+        let guest = waiting.pop_but_of(Lane::ONLY, has_all)?;
+        *n_running.entry(guest.metadata().user).or_default() += 1;
+        self.n_on_time += 1;
+        Some(guest)
+    }
+
+    /// A guest of a user gives back the thread that it has had.
+    fn note_done(&mut self, user: ActorId, was: Running) {
+        self.n_on_time -= usize::from(was != Running::Late);
+        let n_running = self.n_running.get_mut(&user).expect("a guest with a thread was counted");
+        *n_running -= 1;
+        if *n_running == 0 {
+            self.n_running.remove(&user);
+        }
+    }
 }
 
 impl std::fmt::Debug for Shared {
@@ -162,6 +189,7 @@ type Place = Arc<Placed>;
 
 struct Placed {
     threads: Arc<Shared>,
+    user: ActorId,
     /// Until it is given back.
     seat: Option<Seat>,
     clock: Arc<CpuClock>,
@@ -196,6 +224,7 @@ impl GuestThreads {
             waiting: FairQueue::default(),
             running: Vec::new(),
             clocks: Vec::new(),
+            n_running: FxHashMap::default(),
             n_idle: 0,
             n_on_time: 0,
             n_on_time_max: n_processors,
@@ -240,7 +269,7 @@ impl GuestThreads {
         guest: impl Future<Output = ()> + Send + 'static,
     ) {
         let seat = Some(self.0.lock().waiting.seat(owner));
-        let place = Arc::new(Placed { threads: self.0.clone(), seat, clock: clock.clone() });
+        let place = Arc::new(Placed { threads: self.0.clone(), user: owner.actor, seat, clock: clock.clone() });
         let guest = Entered { runtime: Handle::current(), future: Box::pin(guest) };
         let (runnable, task) = Builder::new().metadata(place).spawn(
             move |_| guest,
@@ -405,19 +434,15 @@ impl Shared {
         let mut state = self.lock();
         if let Some((place, cost)) = &done {
             state.waiting.charge(place.seat(), *cost);
-            if std::mem::replace(&mut state.running[idx], Running::Nothing) != Running::Late {
-                state.n_on_time -= 1;
-            }
+            let was = std::mem::replace(&mut state.running[idx], Running::Nothing);
+            state.note_done(place.user, was);
         }
         loop {
             // Before the look: what comes after it calls again.
             self.is_called.store(false, Ordering::SeqCst);
             state.take_in();
-            if state.has_room()
-                && let Some(guest) = state.waiting.pop(Lane::ONLY)
-            {
+            if let Some(guest) = state.pop() {
                 state.running[idx] = Running::OnTime(0);
-                state.n_on_time += 1;
                 if state.n_waiting() > 0 && state.has_room() {
                     self.call_beside(state.n_idle);
                 }
@@ -463,7 +488,7 @@ impl<F: Future> Future for Entered<F> {
 }
 
 /// Has the calling thread give way to others. Without priorities for threads, the system shares alike.
-pub(super) fn give_way(niceness: i32) {
+pub(crate) fn give_way(niceness: i32) {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(niceness) {
         tracing::debug!(%error, "a thread keeps its priority");

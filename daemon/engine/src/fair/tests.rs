@@ -49,6 +49,22 @@ fn users_get_equal_shares_whatever_they_run() {
 }
 
 #[test]
+fn who_is_kept_out_keeps_its_place() {
+    let mut queue = FairQueue::default();
+    let seats = [1, 2, 3].map(|user| queue.seat(&owner(user, 1, 1)));
+    for (seat, item) in seats.iter().zip(["a", "b", "c"]) {
+        queue.push(seat, DECODE, item, 1);
+    }
+    let but_of = |users: &'static [u32]| move |user: ActorId| users.contains(&user.0);
+    assert_eq!(queue.pop_but_of(DECODE, but_of(&[1, 2, 3])), None);
+    assert_eq!(queue.pop_but_of(DECODE, but_of(&[1, 3])), Some("b"));
+    queue.charge(&seats[1], 5);
+    queue.push(&seats[1], DECODE, "b", 1);
+    assert_eq!(queue.pop_but_of(DECODE, but_of(&[2])), Some("a"));
+    assert_eq!([(); 3].map(|()| queue.pop(DECODE)), [Some("c"), Some("b"), None]);
+}
+
+#[test]
 fn idleness_earns_no_credit() {
     let mut queue = FairQueue::default();
     let (busy, late) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));

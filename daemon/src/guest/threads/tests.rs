@@ -165,6 +165,35 @@ async fn who_is_late_holds_up_nobody() {
 }
 
 #[tokio::test]
+async fn late_guests_of_a_user_leave_its_others_no_more_threads_than_there_are_processors() {
+    let threads = GuestThreads::of(2).expect("threads");
+    let look = threads.look();
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let gone = Arc::new(Mutex::new(gone));
+    for guest in 0..20 {
+        let gone = gone.clone();
+        threads.spawn(&owner(1, guest), &Arc::default(), async move {
+            // What no epoch interrupts.
+            let _ = gone.lock().map(|gone| gone.recv());
+        });
+    }
+    for _ in 0..3 {
+        (0..=N_LOOKS_LATE).for_each(|_| look());
+        tokio::time::sleep(LATE).await;
+        look();
+    }
+    let (done, ended) = oneshot::channel();
+    threads.spawn(&owner(2, 1), &Arc::default(), async move { done.send(()).expect("it is waited for") });
+    ended.await.expect("it has a thread");
+    assert_eq!(threads.0.lock().n_running.get(&ActorId(1)), Some(&2));
+    drop(go);
+    while threads.0.lock().n_running.contains_key(&ActorId(1)) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(threads.0.lock().n_on_time, 0);
+}
+
+#[tokio::test]
 async fn a_panic_costs_no_thread() {
     let threads = GuestThreads::of(1).expect("a thread");
     threads.spawn(&owner(1, 1), &Arc::default(), async { panic!("an injected panic") });
