@@ -21,7 +21,7 @@ use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode_of_guests, encode,
 };
 use super::outgoing::{Answers, Outgoing, Pen};
-use crate::guest::{GuestEnd, GuestLimits, InboxReceiver};
+use crate::guest::{GuestEnd, GuestLimits, InboxReceiver, NICENESS, give_way};
 use crate::models::Models;
 
 /// How long a guest that is stopped may take to end before its process is, and with it all guests of its user. What no epoch
@@ -376,6 +376,8 @@ impl Keeper {
     }
 
     fn read(self: Arc<Self>, mut receiver: Receiver) {
+        // What guests say is theirs to pay for, as what they compute.
+        give_way(NICENESS);
         let mut engines = HashMap::new();
         let mut frame = Vec::new();
         let reason = loop {
