@@ -36,6 +36,9 @@ const N_HINTS: usize = 32;
 const OF_ONE_NS: u64 = 200_000;
 const OF_USER_NS: u64 = 400_000;
 
+/// Turns that follow one another at once, such as those that take a step in and submit the next, are one for that, up to so many.
+const N_TURNS_AT_ONCE: usize = 3;
+
 /// How many times its price a command may cost, if it takes as long.
 const N_PRICES_MAX: u64 = 16;
 
@@ -57,6 +60,8 @@ pub(super) struct Inbox {
     deferred: Deferred,
     users: Users,
     spent: Spent,
+    /// Turns whose commands have cost that.
+    n_turns: usize,
     /// Whether commands cost what they take beside other users, if that is more than they should: not in a loop whose time is told
     /// to it.
     pub(super) times_commands: bool,
@@ -254,6 +259,7 @@ impl Inbox {
             deferred,
             users,
             spent,
+            n_turns: 0,
             times_commands: false,
             postboxes,
             leavers,
@@ -264,10 +270,22 @@ impl Inbox {
     /// What has come in by now and no more: guests that ask faster than they are answered would keep the engine from
     /// computing.
     pub(super) fn inputs(&mut self) -> Taken<'_> {
-        self.spent.clear();
+        // Nobody waits for what a lone user asks.
+        if self.n_turns == 0 || self.n_turns >= N_TURNS_AT_ONCE || !self.users.are_several() {
+            self.n_turns = 0;
+            self.spent.clear();
+        }
+        self.n_turns += 1;
         self.deferred.begin_turn();
         let n_left = self.messages.len();
         Taken { inbox: self, n_left, last: DESK, since: None }
+    }
+
+    /// The turn has ended; `goes_on` says that another follows at once.
+    pub(super) fn end_turn(&mut self, goes_on: bool) {
+        if !goes_on {
+            self.n_turns = 0;
+        }
     }
 
     fn next(&mut self, n_left: &mut usize) -> Option<Posted> {
@@ -452,6 +470,7 @@ mod tests {
                 _ => panic!("a command"),
             }
         }
+        inbox.end_turn(false);
         numbers
     }
 
@@ -513,6 +532,21 @@ mod tests {
         }
         assert!(inbox.is_empty() && inbox.deferred.queues.is_empty());
         assert!((20..=22).contains(&n_turns), "{n_turns}");
+    }
+
+    #[test]
+    fn turns_that_follow_at_once_are_one_for_a_crowd_beside_others() {
+        let (_sender, mut inbox) = crowd(2);
+        let n_taken = |inbox: &mut Inbox| {
+            let (mut inputs, mut n, mut last_ns) = (inbox.inputs(), 0, 0);
+            while inputs.next(last_ns).is_some() {
+                (n, last_ns) = (n + 1, LONG_NS);
+            }
+            inbox.end_turn(true);
+            n
+        };
+        let taken: Vec<_> = (0..2 * N_TURNS_AT_ONCE).map(|_| n_taken(&mut inbox)).collect();
+        assert_eq!(taken, [6, 0, 0, 6, 0, 0]);
     }
 
     #[test]

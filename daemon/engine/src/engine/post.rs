@@ -31,6 +31,7 @@ impl Post {
         port: Port,
     ) -> Result<Next, EngineFailure> {
         let next = core.turn(now, inbox.inputs(), &mut self.completions);
+        inbox.end_turn(matches!(next, Ok(Next::Turn)));
         // Before any guest is told an error of it.
         for (model, failure) in core.take_failed() {
             inbox.note_failed(model, failure);
