@@ -157,6 +157,9 @@ impl Core {
         // Guests that the step before answered have asked again while the device was waited for, and are in time.
         let is_in_time = self.waits_for_device || collected.is_some() || !self.linger.is_over(now);
         self.commons.set_late(!is_in_time);
+        if self.under_way.is_empty() {
+            self.commons.note_rest(now);
+        }
         let mut price_ns = 0;
         while let Some(input) = inputs.next(price_ns) {
             price_ns = 0;
@@ -366,7 +369,7 @@ impl Core {
         if let Some(of_moves) = of_moves {
             scheduler.learn_of_moves(&plan, as_ns(of_moves));
         }
-        scheduler.note_ride(now, &plan);
+        scheduler.note_ride(now, elapsed, &plan);
         scheduler.complete(plan, outputs, as_ns(elapsed));
         let cells = scheduler.take_cell_moves();
         drop(scheduler);

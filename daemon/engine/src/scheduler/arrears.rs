@@ -32,8 +32,11 @@ const N_STEPS_LATE_MAX: f64 = 64.0;
 /// row, if no other step has lasted longer.
 const KEPT_NS_MAX: f64 = 15_000_000.0;
 
-/// A user that had no row for so long begins anew.
+/// A user that asked for no row for so long begins anew.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// For so long after its last row a user is taken to decode still: the next stream of a guest may be a moment away.
+const PAUSE_OF_DECODING: Duration = Duration::from_secs(2);
 
 /// Steps after which who had nothing computed and asked for nothing shares the device no more.
 const N_STEPS_ACTIVE: u64 = 16;
@@ -41,9 +44,9 @@ const N_STEPS_ACTIVE: u64 = 16;
 /// The share of a new time in what a user's row takes alone, while nobody else shares the device.
 const WEIGHT: f64 = 1.0 / 16.0;
 
-/// The same while others do, in a step that is its own: others may have kept the machine busy for part of that.
+/// The same of a shorter one while others do, in a step that is its own. A longer one says nothing then: others may have kept
+/// the machine busy for part of it.
 const WEIGHT_OF_SHORTER: f64 = 1.0 / 64.0;
-const WEIGHT_OF_LONGER: f64 = 1.0 / 1024.0;
 
 /// Steps after which those are forgotten who have not been there for long.
 const N_STEPS_LOOK: u64 = 1024;
@@ -60,6 +63,8 @@ pub(crate) struct Arrears {
     /// When the first step was taken in: times are told from then on.
     begun: Option<Instant>,
     last: Option<Duration>,
+    /// When the device was last seen to have nothing to do.
+    rested: Option<Duration>,
 }
 
 /// A user's pace.
@@ -115,6 +120,8 @@ pub(crate) struct Rider {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ride<'a> {
     pub(crate) now: Duration,
+    /// How long the device was at it.
+    pub(crate) elapsed: Duration,
     /// Each user once.
     pub(crate) riders: &'a [Rider],
     /// The user that was furthest behind when it was planned.
@@ -139,17 +146,23 @@ impl Scheduler {
     }
 
     /// A step is about to be taken in.
-    pub(crate) fn note_ride(&mut self, now: Instant, plan: &Plan) {
+    pub(crate) fn note_ride(&mut self, now: Instant, elapsed: Duration, plan: &Plan) {
         let Plan { riders, latest, is_kept, .. } = plan;
         let begun = *self.commons.arrears.begun.get_or_insert(now);
         let now = now.saturating_duration_since(begun);
-        let ride = Ride { now, riders, latest: *latest, is_kept: *is_kept };
+        let ride = Ride { now, elapsed, riders, latest: *latest, is_kept: *is_kept };
         let costs = &self.costs;
         self.commons.arrears.note_step(ride, |n_rows| costs.target_ns(n_rows, 1.0));
     }
 }
 
 impl Commons {
+    /// The device has nothing to do: nobody has waited for it until now.
+    pub(crate) fn note_rest(&mut self, now: Instant) {
+        let begun = self.arrears.begun;
+        self.arrears.rested = begun.map(|begun| now.saturating_duration_since(begun));
+    }
+
     /// The user that is furthest behind among those who wait for the model at this place.
     pub(crate) fn latest_at(&self, place: usize) -> Option<Latest> {
         let lanes = [Class::Decode, Class::Prompt].map(|class| Lane::of(place, class));
@@ -171,7 +184,7 @@ impl Alone {
         let weight = match shares_device && self.is_certain {
             false => WEIGHT,
             true if ns < self.ns => WEIGHT_OF_SHORTER,
-            true => WEIGHT_OF_LONGER,
+            true => 0.0,
         };
         self.ns += weight * (ns - self.ns);
     }
@@ -262,7 +275,7 @@ impl Arrears {
 
     /// A step was taken in; `expected_ns` is how long one of so many decode rows takes, if that is known.
     pub(crate) fn note_step(&mut self, ride: Ride<'_>, expected_ns: impl Fn(usize) -> Option<u64>) {
-        let Ride { now, riders, latest, is_kept } = ride;
+        let Ride { now, elapsed, riders, latest, is_kept } = ride;
         self.n_steps += 1;
         self.n_open_steps += u64::from(!is_kept);
         let (n_steps, n_open_steps) = (self.n_steps, self.n_open_steps);
@@ -277,18 +290,19 @@ impl Arrears {
             // As much of the device as it is due, for what the others have of the rest.
             let n_parts_of_others = latest.map_or(1.0, |latest| latest.n_parts - 1.0);
             self.left_ns = match is_kept {
-                true => (self.left_ns - ns).max(-KEPT_NS_MAX),
+                // What the others asked of the engine meanwhile is theirs.
+                true => (self.left_ns - ns.min(elapsed.as_nanos() as f64)).max(-KEPT_NS_MAX),
                 false => (self.left_ns + ns / n_parts_of_others).min(KEPT_NS_MAX.max(ns / n_parts_of_others)),
             };
         }
         for rider in riders.iter().filter(|rider| rider.n_decode_rows > 0) {
             let Some(pace) = self.users.get_mut(&rider.user) else { continue };
             let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
-            if now.saturating_sub(before) > PAUSE {
+            let since = pace.waits_since.map_or(before, |since| since.max(before));
+            if since.saturating_sub(before) > PAUSE {
                 (pace.n_steps_late, pace.alone_ns) = (0.0, None);
                 continue;
             }
-            let since = pace.waits_since.map_or(before, |since| since.max(before));
             let ns = ns_between(since, now);
             let n_parts = active.n_parts(pace.share);
             let (n_rows, shares_device) = (rider.n_rows_wanted, n_parts > 1.0);
@@ -323,7 +337,7 @@ impl Arrears {
         if n_steps.is_multiple_of(N_STEPS_LOOK) {
             self.users.retain(|_, pace| {
                 n_open_steps - pace.active <= N_STEPS_ACTIVE
-                    || pace.row.is_some_and(|(row, _)| now.saturating_sub(row) <= PAUSE)
+                    || pace.row.is_some_and(|(row, _)| now.saturating_sub(row) <= PAUSE_OF_DECODING)
             });
         }
     }
@@ -331,7 +345,8 @@ impl Arrears {
     /// Something of a user waits that had nothing of its kind.
     pub(crate) fn note_waits(&mut self, user: ActorId) {
         if let Some(pace) = self.users.get_mut(&user) {
-            (pace.waits_since, pace.active) = (self.last, self.n_open_steps);
+            // What came while a step was under way may have come at its beginning.
+            (pace.waits_since, pace.active) = (self.last.max(self.rested), self.n_open_steps);
         }
     }
 
@@ -343,6 +358,15 @@ impl Arrears {
         let since = pace.waits_since.map_or(row, |since| since.max(row));
         let n_steps_of_this = ns_between(since, now) / alone_ns.max(1.0) - active.n_steps_due(pace.share);
         pace.n_steps_late + n_steps_of_this.max(0.0)
+    }
+
+    /// Whether more than one user has decoded lately.
+    pub(crate) fn do_several_decode(&self) -> bool {
+        let decodes = |pace: &&Pace| match (pace.row, self.last) {
+            (Some((row, _)), Some(last)) => last.saturating_sub(row) <= PAUSE_OF_DECODING,
+            _ => false,
+        };
+        self.users.values().filter(decodes).nth(1).is_some()
     }
 
     /// The user that is furthest behind, if one is. `waits` says who could have a row.
@@ -407,7 +431,7 @@ mod tests {
             riders.iter_mut().for_each(|rider| rider.n_rows_wanted = rider.n_decode_rows);
             self.now += time;
             self.kept += if is_kept { time } else { Duration::ZERO };
-            let ride = Ride { now: self.now, riders: &riders, latest, is_kept };
+            let ride = Ride { now: self.now, elapsed: time, riders: &riders, latest, is_kept };
             self.arrears.note_step(ride, |_| Some(1_000_000));
         }
 
@@ -464,6 +488,28 @@ mod tests {
             assert!((device.beside_prompts(20 * MS, 100) - 20.0).abs() < 0.001);
             assert_eq!(device.arrears.latest(|_| true), None);
         }
+    }
+
+    #[test]
+    fn what_nobody_asked_for_is_no_waiting() {
+        let mut device = Device::new([1, 1]);
+        device.step(MS, &[0, 1]);
+        device.now += 5000 * MS;
+        device.arrears.rested = Some(device.now);
+        [1, 2].into_iter().for_each(|user| device.arrears.note_waits(ActorId(user)));
+        device.step(MS, &[0]);
+        assert_eq!(device.arrears.latest(|_| true), None);
+        let alone = device.arrears.users[&ActorId(1)].alone.expect("it was seen");
+        assert!((alone.ns - 1e6).abs() < 1e4, "{alone:?}");
+    }
+
+    #[test]
+    fn who_waited_all_along_is_late_however_long_that_was() {
+        let mut device = Device::new([1, 1]);
+        device.arrears.note_waits(ActorId(1));
+        device.step(400 * MS, &[1]);
+        device.step(MS, &[0, 1]);
+        assert!(device.arrears.latest(|_| true).is_some_and(|latest| latest.is_very_late));
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //! That leaves each its part: where a step of `r` rows lasts `f + c · r`, the most that a guest with any number of rows
 //! could have of one part in `n` is `1 / (n · c)` rows in a time, and that is what a step of this length has room for.
 //!
+//! A guest that is away for a moment comes back to a step that is under way. So while several users decode, none lasts longer than a
+//! moment, whoever has rows in it: a search of some hundred rows could otherwise be silence for others.
+//!
 //! How long rows last was seen. What decides and was not seen lately is looked at in a step of its own, without prompts:
 //! of as many rows as the guest has that keeps steps short, or of more than steps have. What has more rows than that and is
 //! planned whole, such as the beams of a search, is left out of it.
@@ -22,6 +25,10 @@ use crate::fair::{Class, DuePart};
 /// A guest that gets so many parts in a hundred of what it is due, whatever rows cost, keeps no step short: how many wait
 /// changes from step to step.
 const PARTS_IN_HUNDRED: usize = 80;
+
+/// How long decode rows last at most while several users decode, and in steps of one row, if that is longer.
+const STEP_NS_MOST: f64 = 12_000_000.0;
+const N_STEPS_MOST: f64 = 2.0;
 
 /// Of what a step may last, the part that a later one may be longer at most because this one was shorter.
 const N_PARTS_GIVEN: f64 = 4.0;
@@ -92,6 +99,27 @@ impl Scheduler {
     pub(in crate::scheduler) fn decode_bound(&mut self) -> DecodeBound {
         let lane = self.lane(Class::Decode);
         let n_all = self.commons.queue.n_rows(lane) + self.jobs.n_rows_waiting();
+        let Some((n_rows, ns)) = self.most_beside_others().filter(|&(n_rows, _)| n_rows < n_all) else {
+            return self.bound_by_patience(n_all);
+        };
+        match self.bound_by_patience(n_rows) {
+            bound if bound.n_rows() <= n_rows => bound,
+            bound => DecodeBound::Within { n_rows, ns: bound.ns().unwrap_or(ns) },
+        }
+    }
+
+    /// The most rows of a step while several users decode, and how long they last.
+    fn most_beside_others(&mut self) -> Option<(usize, f64)> {
+        if !self.commons.arrears.do_several_decode() {
+            return None;
+        }
+        let times = self.costs.decode(Grain::Coarse);
+        let ns = STEP_NS_MOST.max(N_STEPS_MOST * times.ns(1)?);
+        Some((times.n_rows_within(ns).max(1), ns))
+    }
+
+    /// The same for the guest that least may wait for a step of so many rows.
+    fn bound_by_patience(&mut self, n_all: usize) -> DecodeBound {
         let Some(share) = self.least_patient(n_all) else { return DecodeBound::None };
         let over_ns = self.pace.over_ns;
         let grain = if share.n_parts > 1.0 && share.n_parts < 2.0 { Grain::Fine } else { Grain::Coarse };
@@ -137,6 +165,10 @@ impl Scheduler {
         };
         let least = |shares: &mut dyn Iterator<Item = DuePart>| {
             shares
+                .map(|mut share| {
+                    share.n_rows = share.n_rows.min(n_all);
+                    share
+                })
                 .filter(|share| !may_wait(share))
                 .map(|share| (patience(&share), share))
                 .min_by(|(a, _), (b, _)| a.total_cmp(b))
