@@ -14,8 +14,10 @@ const N_STEPS_OWED_MOST: f64 = 64.0;
 /// is back sooner.
 const QUIET_NS: u64 = 250_000_000;
 
-/// How long prompts may take of a step before that: who decodes again in the meantime waits for that step.
-const STEP_NS_MOST: u64 = 20_000_000;
+/// How long prompts may take of a step before that, or in steps with decode rows, if that is longer: who decodes again in the
+/// meantime waits for that step.
+const STEP_NS_MOST: u64 = 8_000_000;
+const N_STEPS_MOST: f64 = 2.0;
 
 /// What steps with decode rows lasted beyond what they were to, and how long ago the last of them was.
 #[derive(Debug)]
@@ -58,7 +60,8 @@ impl PromptDebt {
 
     /// How long prompts alone may make a step last; as long as they like when `None`.
     pub(super) fn ns_alone(&self) -> Option<u64> {
-        (self.since_decode_ns < QUIET_NS).then_some(STEP_NS_MOST)
+        let most = STEP_NS_MOST.max((N_STEPS_MOST * self.target_ns) as u64);
+        (self.since_decode_ns < QUIET_NS).then_some(most)
     }
 }
 
