@@ -27,7 +27,7 @@ pub(crate) fn port() -> Port {
 }
 
 /// A test for each example, and the list of the examples that have one. Each has a second, with every operation and completion
-/// turned into bytes and back, but those that draw thousands of tokens for their figures: they are run once.
+/// turned into bytes and back, but those that compute most and ask for nothing that others do not ask for: they are run once.
 macro_rules! examples {
     ($($name:literal => $test:ident $($kind:ident)?,)*) => {
         const TESTED: &[&str] = &[$($name),*];
@@ -60,14 +60,14 @@ examples! {
     "asap" => asap,
     "awrs" => awrs once,
     "beam" => beam,
-    "best-of-n" => best_of_n,
+    "best-of-n" => best_of_n once,
     "calculator" => calculator,
     "cfg" => cfg,
     "chat" => chat,
     "chat-server" => chat_server,
     "complete" => complete,
     "constrained-beam" => constrained_beam,
-    "contrastive" => contrastive,
+    "contrastive" => contrastive once,
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
     "diverse-beam" => diverse_beam,
@@ -77,25 +77,25 @@ examples! {
     "h2o" => h2o,
     "json-fields" => json_fields,
     "json-schema" => json_schema,
-    "lookahead" => lookahead,
+    "lookahead" => lookahead once,
     "mcts" => mcts,
-    "my-sampler" => my_sampler,
+    "my-sampler" => my_sampler once,
     "power-sampling" => power_sampling once,
     "probe" => probe,
     "prompt-lookup" => prompt_lookup,
     "react" => react,
     "regex" => regex,
     "samplers" => samplers,
-    "self-consistency" => self_consistency,
+    "self-consistency" => self_consistency once,
     "skeleton-of-thought" => skeleton_of_thought,
     "smc" => smc once,
     "snapkv" => snapkv,
-    "speculative" => speculative,
+    "speculative" => speculative once,
     "steering" => steering,
     "streaming-llm" => streaming_llm,
     "thinking-budget" => thinking_budget,
     "tool-ahead" => tool_ahead,
-    "tree-of-thought" => tree_of_thought,
+    "tree-of-thought" => tree_of_thought once,
     "watermarks" => watermarks,
 }
 
