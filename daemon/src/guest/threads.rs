@@ -269,7 +269,8 @@ impl GuestThreads {
         guest: impl Future<Output = ()> + Send + 'static,
     ) {
         let seat = Some(self.0.lock().waiting.seat(owner));
-        let place = Arc::new(Placed { threads: self.0.clone(), user: owner.actor, seat, clock: clock.clone() });
+        let place =
+            Arc::new(Placed { threads: self.0.clone(), user: owner.actor, seat, clock: clock.clone() });
         let guest = Entered { runtime: Handle::current(), future: Box::pin(guest) };
         let (runnable, task) = Builder::new().metadata(place).spawn(
             move |_| guest,

@@ -28,6 +28,7 @@ mod handover;
 mod inside;
 mod keeper;
 mod listening;
+mod look;
 mod message;
 mod outgoing;
 pub mod probe;

@@ -16,7 +16,7 @@ use super::far_guest::{Beginning, FarGuest};
 use super::keeper::Keeper;
 use super::message::Start;
 use super::spawn::{GuestProcess, LOOK_INTERVAL, ProcessEnd, ProcessSettings};
-use super::together::{Excess, Together};
+use super::together::{Excess, Together, Use};
 use crate::guest::{
     GUEST_BYTES, GuestEnding, GuestError, GuestInfo, GuestIo, GuestLimits, GuestModels, GuestStop, Launch,
     RunningGuest,
@@ -214,10 +214,12 @@ impl GuestProcesses {
                 reason = keeper.lost() => return reason,
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
-            if let Some(Err(excess)) = counted.as_ref().map(|counted| counted.note(process.used_bytes())) {
+            let is_idle = keeper.guests().is_empty();
+            let own = Use { is_idle, used_bytes: process.used_bytes() };
+            if let Some(Err(excess)) = counted.as_ref().map(|counted| counted.note(own)) {
                 return excess.to_string();
             }
-            if !keeper.guests().is_empty() {
+            if !is_idle {
                 idle_since = None;
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= KEPT {
                 // None starts in it from here on, since that takes the same lock.
@@ -279,8 +281,8 @@ struct Counted<'a> {
 }
 
 impl Counted<'_> {
-    fn note(&self, used_bytes: u64) -> Result<(), Excess> {
-        self.together.note(self.pid, used_bytes)
+    fn note(&self, own: Use) -> Result<(), Excess> {
+        self.together.note(self.pid, own)
     }
 }
 
@@ -304,6 +306,9 @@ fn describe(
         Ok(ProcessEnd::Killed { signal }) => format!("it was killed by signal {signal}"),
         Ok(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes }) => {
             format!("it used {used_bytes} bytes of memory, the limit is {limit_bytes}")
+        }
+        Ok(ProcessEnd::TooManyThreads { n_threads, limit }) => {
+            format!("it had {n_threads} threads, the limit is {limit}")
         }
         Err(error) => error.to_string(),
     });

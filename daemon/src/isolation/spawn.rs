@@ -15,10 +15,11 @@ use super::complaints::Complaints;
 use super::confine::{ConfineSettings, Confinement};
 use super::error::SpawnError;
 use super::handover::{self, Handover};
+use super::look::{self, Look};
 use crate::allocator::OF_BOUNDED_CHILDREN;
 use crate::spawner;
 
-/// How often the memory of a process is looked at.
+/// How often it is looked at what a process has.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a guests' process may use.
@@ -74,6 +75,13 @@ pub enum ProcessEnd {
         used_bytes: u64,
         /// Bytes that it may use.
         limit_bytes: u64,
+    },
+    /// It was killed because it had more threads than it may.
+    TooManyThreads {
+        /// How many it had.
+        n_threads: u64,
+        /// How many it may have.
+        limit: u64,
     },
 }
 
@@ -184,10 +192,24 @@ impl GuestProcess {
         self.child.id()
     }
 
+    fn look(&self) -> Look {
+        self.child.id().and_then(Look::at).unwrap_or_default()
+    }
+
+    /// Why it has to go, if it has more than it may.
+    fn excess(&self) -> Option<ProcessEnd> {
+        let Look { used_bytes, n_threads } = self.look();
+        let (limit_bytes, limit) = (self.memory_bytes, look::n_threads_max());
+        if used_bytes > limit_bytes {
+            return Some(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes });
+        }
+        (n_threads > limit).then_some(ProcessEnd::TooManyThreads { n_threads, limit })
+    }
+
     /// Bytes of memory that it has to itself; none once it has ended.
     #[must_use]
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.child.id().and_then(memory_of).unwrap_or(0)
+        self.look().used_bytes
     }
 
     /// The last line that it wrote to its standard error.
@@ -207,7 +229,7 @@ impl GuestProcess {
         })
     }
 
-    /// Waits for its end, and kills it if it uses more memory than it may. What it had sent can still be received; then the
+    /// Waits for its end, and kills it if it uses more memory, or has more threads, than it may. What it had sent can still be received; then the
     /// channel's calls say that it is closed. Can be dropped and called again.
     ///
     /// # Errors
@@ -218,10 +240,9 @@ impl GuestProcess {
         let status = loop {
             tokio::select! {
                 status = self.child.wait() => break status,
-                _ = ticks.tick() => {
-                    let used_bytes = self.used_bytes();
-                    if used_bytes > self.memory_bytes && excess.is_none() {
-                        excess = Some(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes: self.memory_bytes });
+                _ = ticks.tick(), if excess.is_none() => {
+                    excess = self.excess();
+                    if excess.is_some() {
                         self.child.start_kill()?;
                     }
                 }
@@ -290,13 +311,4 @@ impl Drop for Starting {
             self.closer.close();
         }
     }
-}
-
-/// Bytes of memory that a process has to itself; nothing where the system does not tell, as of one that has ended.
-fn memory_of(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let mut pages = text.split(' ').skip(1).map_while(|n| n.parse::<u64>().ok());
-    // Those in memory, without those of files and of shared memory.
-    let n_pages = pages.next()?.checked_sub(pages.next()?)?;
-    Some(n_pages * rustix::param::page_size() as u64)
 }

@@ -94,6 +94,17 @@ fn child_that_hides_memory() {
 
 #[test]
 #[ignore = "a child of other tests"]
+fn child_that_makes_threads() {
+    serve(|_sender, mut receiver| {
+        receiver.recv(&mut Vec::new()).expect("told to begin");
+        // Where the system has no more of them, it stays with those that it has.
+        while thread::Builder::new().stack_size(16 << 10).spawn(thread::park).is_ok() {}
+        thread::park();
+    });
+}
+
+#[test]
+#[ignore = "a child of other tests"]
 fn child_that_makes_pools() {
     serve(|mut sender, mut receiver| {
         receiver.recv(&mut Vec::new()).expect("told to begin");
@@ -197,6 +208,16 @@ async fn a_child_that_takes_more_memory_than_it_may_dies_alone() {
     let end = process.wait().await.expect("told");
     println!("{end:?}");
     assert!(matches!(end, ProcessEnd::TooMuchMemory { limit_bytes: MEMORY_BYTES, .. }), "{end:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_makes_threads_without_end_dies() {
+    let settings = ProcessSettings { memory_bytes: 4 << 30, data_bytes: 4 << 30, ..settings() };
+    let (mut process, mut sender, _receiver) = start("child_that_makes_threads", &settings).await;
+    sender.send(&[]).expect("sent");
+    let end = process.wait().await.expect("told");
+    println!("{end:?}");
+    assert!(matches!(end, ProcessEnd::TooManyThreads { .. }), "{end:?}");
 }
 
 /// Bytes of data that the system counts for a process, used or set aside.
