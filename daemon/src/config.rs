@@ -287,6 +287,12 @@ pub enum ConfigError {
         /// The range.
         expected: String,
     },
+    /// Settings for a policy that there is none of.
+    #[error("policy.settings has {names}, and policy.component names no policy that they would be for")]
+    NoPolicy {
+        /// Their names.
+        names: String,
+    },
 }
 
 impl Config {
@@ -329,6 +335,11 @@ impl Config {
                 let expected = format!("at least {least}");
                 return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
             }
+        }
+        let PolicySettings { component, settings, .. } = &self.policy;
+        if component.is_none() && !settings.is_empty() {
+            let names = settings.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(ConfigError::NoPolicy { names });
         }
         if self.latency_multiple.is_nan() || self.latency_multiple < 1.0 {
             return Err(ConfigError::OutOfRange {
@@ -397,6 +408,13 @@ mod tests {
         for path in ["/nonexistent", "/dev/zero"] {
             assert!(matches!(Config::load(Path::new(path)), Err(ConfigError::Read { .. })), "{path}");
         }
+    }
+
+    #[test]
+    fn settings_of_no_policy_are_refused() {
+        let error = load("[policy.settings]\nkey = '1'\nisolation = 'process'").expect_err("no component");
+        assert!(error.to_string().starts_with("policy.settings has isolation, key, and"), "{error}");
+        assert!(load("[policy]\ncomponent = 'p.wasm'\n[policy.settings]\nkey = '1'").is_ok());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `cargo run --release -p trellis-tests --bin attacks`: lets attacks by name loose on a daemon, beside a neighbour.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -162,8 +163,11 @@ fn run(told: &Told) -> Outcome<bool> {
         return Err(format!("no attack has {} in its name", told.only.join(" or ")).into());
     }
     if told.list {
-        list(&attacks);
-        return Ok(true);
+        return match list(&attacks) {
+            // Who reads the list has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
+            listed => Ok(listed.map(|()| true)?),
+        };
     }
     if !rustix::process::geteuid().is_root() {
         eprintln!(
@@ -185,7 +189,8 @@ fn run(told: &Told) -> Outcome<bool> {
     if told.pace { measure(told, &attacks) } else { attack_once(told, &attacks) }
 }
 
-fn list(attacks: &[Attack]) {
+fn list(attacks: &[Attack]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
     for attack in attacks {
         let ends: Vec<String> = attack
             .ends
@@ -194,9 +199,9 @@ fn list(attacks: &[Attack]) {
             .collect();
         let copies = attack.n_copies.map_or("-".to_owned(), |n| n.to_string());
         let (name, category) = (attack.name, attack.category.name());
-        println!("{name:<30}{category:<22}{copies:>4}  {:?} -> {}", attack.attacker, ends.join(" or "));
+        writeln!(out, "{name:<30}{category:<22}{copies:>4}  {:?} -> {}", attack.attacker, ends.join(" or "))?;
     }
-    println!("{} attacks", attacks.len());
+    writeln!(out, "{} attacks", attacks.len())
 }
 
 /// The daemon's executable, and the settings that it was given, on the processor.

@@ -20,6 +20,7 @@ struct HouseRules {
 
 impl Policy for HouseRules {
     fn begin(settings: &Settings) -> Result<Self, String> {
+        settings.only(&["forbidden", "key", "delta", "sent-bytes", "received-bytes"])?;
         let key = settings.get("key").map(|_| settings.parsed("key", 0)).transpose()?;
         Ok(Self {
             forbidden: settings.list("forbidden").map(str::to_owned).collect(),
@@ -75,6 +76,12 @@ trellis_guest::policy!(HouseRules);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_that_it_has_not_are_refused() {
+        let error = HouseRules::begin(&Settings::of(&[("isolation", "process")])).err().expect("no setting");
+        assert!(error.starts_with("there is no setting isolation; there are forbidden, key"), "{error}");
+    }
 
     #[test]
     fn settings_that_are_no_numbers_are_refused() {

@@ -22,6 +22,7 @@ struct Redact {
 
 impl Policy for Redact {
     fn begin(settings: &Settings) -> Result<Self, String> {
+        settings.only(&["key-prefixes"])?;
         let prefixes = settings.list("key-prefixes").map(str::to_owned).collect();
         Ok(Self { prefixes, held: String::new(), n_redacted: 0 })
     }

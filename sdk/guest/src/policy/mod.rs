@@ -101,6 +101,17 @@ impl Settings {
         Self(settings.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect())
     }
 
+    /// That there are none but those of these names: one that is misspelled, or stands in the wrong section, would do nothing.
+    ///
+    /// # Errors
+    /// There is another, which the error names.
+    pub fn only(&self, names: &[&str]) -> Result<(), String> {
+        match self.0.iter().find(|(name, _)| !names.contains(&name.as_str())) {
+            Some((name, _)) => Err(format!("there is no setting {name}; there are {}", names.join(", "))),
+            None => Ok(()),
+        }
+    }
+
     /// The text of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
