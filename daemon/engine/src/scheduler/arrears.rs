@@ -75,6 +75,8 @@ struct Pace {
     active: u64,
     /// When its last decode row was taken in, and in which step.
     row: Option<(Duration, u64)>,
+    /// When its last row was, of whatever kind: who has a part of a prompt computed does not wait meanwhile.
+    served: Option<Duration>,
     /// Since when something of it waits, after it had nothing of that kind.
     waits_since: Option<Duration>,
     /// How long the rows of its last step would have taken alone, those included that were left out.
@@ -227,6 +229,7 @@ impl Arrears {
             share,
             active,
             row: None,
+            served: None,
             waits_since: None,
             alone_ns: None,
             alone: None,
@@ -295,10 +298,14 @@ impl Arrears {
                 false => (self.left_ns + ns / n_parts_of_others).min(KEPT_NS_MAX.max(ns / n_parts_of_others)),
             };
         }
-        for rider in riders.iter().filter(|rider| rider.n_decode_rows > 0) {
+        for rider in riders {
             let Some(pace) = self.users.get_mut(&rider.user) else { continue };
+            let since = pace.served.replace(now).max(pace.waits_since);
+            if rider.n_decode_rows == 0 {
+                continue;
+            }
             let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
-            let since = pace.waits_since.map_or(before, |since| since.max(before));
+            let since = since.map_or(before, |since| since.max(before));
             if since.saturating_sub(before) > PAUSE {
                 (pace.n_steps_late, pace.alone_ns) = (0.0, None);
                 continue;
@@ -355,7 +362,7 @@ impl Arrears {
         let (Some((row, _)), Some(alone_ns), Some(now)) = (pace.row, pace.alone_ns, self.last) else {
             return pace.n_steps_late;
         };
-        let since = pace.waits_since.map_or(row, |since| since.max(row));
+        let since = pace.waits_since.max(pace.served).map_or(row, |since| since.max(row));
         let n_steps_of_this = ns_between(since, now) / alone_ns.max(1.0) - active.n_steps_due(pace.share);
         pace.n_steps_late + n_steps_of_this.max(0.0)
     }
@@ -510,6 +517,18 @@ mod tests {
         device.step(400 * MS, &[1]);
         device.step(MS, &[0, 1]);
         assert!(device.arrears.latest(|_| true).is_some_and(|latest| latest.is_very_late));
+    }
+
+    #[test]
+    fn who_has_prompts_computed_is_not_late_with_its_next_token() {
+        let mut device = Device::new([1, 1]);
+        device.arrears.note_waits(ActorId(2));
+        for _ in 0..20 {
+            (0..10).for_each(|_| device.step(20 * MS, &[1]));
+            let latest = device.arrears.latest(|user| user == ActorId(2));
+            assert_eq!(latest, None);
+            device.step(20 * MS, &[0, 1]);
+        }
     }
 
     #[test]

@@ -71,7 +71,9 @@ impl Scheduler {
     /// Whether the step takes no more rows of a class.
     pub(super) fn is_full(&mut self, class: Class, plan: &Plan) -> bool {
         let has_its_decode_rows = plan.work.n_decode_rows >= n_rows_bound(plan);
-        class == Class::Decode && has_its_decode_rows
+        let asks_enough_beside =
+            || plan.beside_ns_most.is_some_and(|ns| self.costs.beside_ns(plan.work) >= ns);
+        class == Class::Decode && (has_its_decode_rows || asks_enough_beside())
             || plan.of_user.is_none() && self.is_too_far_ahead(class, plan)
     }
 

@@ -138,7 +138,7 @@ impl Costs {
     }
 
     /// What a step has besides decode rows and prompts.
-    fn beside_ns(&self, work: StepWork) -> f64 {
+    pub(super) fn beside_ns(&self, work: StepWork) -> f64 {
         let of_tokens = self.token_ns().unwrap_or(0.0) * work.n_tokens_beside();
         of_tokens + self.page_ns() * work.n_pages_beside as f64 + work.steering_ns as f64
     }

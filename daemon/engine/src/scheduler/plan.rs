@@ -36,6 +36,8 @@ pub(crate) struct Plan {
     pub(super) rows: Vec<PlannedRow>,
     pub(super) work: StepWork,
     pub(super) decode_bound: DecodeBound,
+    /// How long may last what its rows ask beside their tokens, such as the heads of kept states; no bound where nobody else decodes.
+    pub(super) beside_ns_most: Option<f64>,
     /// Decode rows of the job that goes before all others, beside which the step takes as many as without it.
     pub(super) n_rows_of_waiting_job: usize,
     /// Jobs of which it has some rows, and a later one has others.
@@ -87,7 +89,7 @@ impl Plan {
         (self.n_tokens_guessed, self.n_rows_of_waiting_job) = (0, 0);
         self.jobs_in_parts.clear();
         self.riders.clear();
-        (self.latest, self.of_user, self.is_kept) = (None, None, false);
+        (self.latest, self.of_user, self.is_kept, self.beside_ns_most) = (None, None, false, None);
         self.asked = Asked::default();
         self.given.clear();
         self.trees.clear();

@@ -110,12 +110,17 @@ impl Scheduler {
 
     /// The most rows of a step while several users decode, and how long they last.
     fn most_beside_others(&mut self) -> Option<(usize, f64)> {
+        let ns = self.ns_most_beside_others()?;
+        Some((self.costs.decode(Grain::Coarse).n_rows_within(ns).max(1), ns))
+    }
+
+    /// How long the decode rows of a step last at most while several users decode, and as long what such rows ask beside.
+    pub(in crate::scheduler) fn ns_most_beside_others(&mut self) -> Option<f64> {
         if !self.commons.arrears.do_several_decode() {
             return None;
         }
-        let times = self.costs.decode(Grain::Coarse);
-        let ns = STEP_NS_MOST.max(N_STEPS_MOST * times.ns(1)?);
-        Some((times.n_rows_within(ns).max(1), ns))
+        let one_ns = self.costs.decode(Grain::Coarse).ns(1)?;
+        Some(STEP_NS_MOST.max(N_STEPS_MOST * one_ns))
     }
 
     /// The same for the guest that least may wait for a step of so many rows.
