@@ -50,6 +50,9 @@ const LATE: Duration = Duration::from_millis(20);
 /// Threads for each processor, those of guests that are late included.
 const N_THREADS_PER_PROCESSOR: usize = 8;
 
+/// How long a thread waits for a guest that is one more than there are processors.
+const SPARE: Duration = Duration::from_secs(1);
+
 /// Rows are what an engine counts.
 const NO_ROWS: usize = 0;
 
@@ -112,6 +115,8 @@ struct State {
 /// What runs on a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Running {
+    /// The thread has ended.
+    Gone,
     Nothing,
     /// A guest, for so many looks.
     OnTime(u32),
@@ -131,7 +136,7 @@ impl Running {
             {
                 Self::Late
             }
-            Self::Nothing | Self::Suspected(..) | Self::Late => self,
+            Self::Gone | Self::Nothing | Self::Suspected(..) | Self::Late => self,
         }
     }
 }
@@ -147,6 +152,26 @@ impl State {
 
     fn n_waiting(&self) -> usize {
         self.waiting.len(Lane::ONLY)
+    }
+
+    fn n_threads(&self) -> usize {
+        self.running.iter().filter(|&&running| running != Running::Gone).count()
+    }
+
+    /// A place for a thread that begins.
+    fn enter(&mut self) -> usize {
+        if let Some(idx) = self.running.iter().position(|&running| running == Running::Gone) {
+            self.running[idx] = Running::Nothing;
+            return idx;
+        }
+        self.running.push(Running::Nothing);
+        self.clocks.push(None);
+        self.running.len() - 1
+    }
+
+    /// A thread ends, or has not begun.
+    fn leave(&mut self, idx: usize) {
+        (self.running[idx], self.clocks[idx]) = (Running::Gone, None);
     }
 
     /// Whether another guest may have a thread.
@@ -361,25 +386,14 @@ impl Shared {
     }
 
     fn begin_thread(self: &Arc<Self>) -> io::Result<()> {
-        let idx = {
-            let mut state = self.lock();
-            state.running.push(Running::Nothing);
-            state.clocks.push(None);
-            state.running.len() - 1
-        };
+        let idx = self.lock().enter();
         let shared = self.clone();
         let begun = thread::Builder::new().name(format!("guests-{idx}")).spawn(move || {
             give_way(NICENESS);
             shared.lock().clocks[idx] = Some(ThreadClock::own());
             shared.serve(idx);
         });
-        if let Err(error) = begun {
-            let mut state = self.lock();
-            state.running.pop();
-            state.clocks.pop();
-            return Err(error);
-        }
-        Ok(())
+        begun.map(drop).inspect_err(|_| self.lock().leave(idx))
     }
 
     /// Gives threads to other guests in the place of those that are late.
@@ -398,7 +412,7 @@ impl Shared {
         let n_wanted = state.n_waiting().min(state.n_on_time_max - state.n_on_time);
         let looks_out = usize::from(self.looks_out.load(Ordering::SeqCst) != NO_LOOKOUT);
         let n_more =
-            n_wanted.saturating_sub(state.n_idle + looks_out).min(state.n_threads_max - state.running.len());
+            n_wanted.saturating_sub(state.n_idle + looks_out).min(state.n_threads_max - state.n_threads());
         let is_called = n_late > 0 && n_wanted > 0;
         if is_called {
             self.call_beside(0);
@@ -432,6 +446,7 @@ impl Shared {
     /// The guest that comes next, after the one that has had the thread, and what that has cost.
     fn next(&self, idx: usize, mut done: Option<(Place, u64)>) -> Option<Runnable<Place>> {
         let mut has_looked_out = self.lookout.get().is_none();
+        let mut was_spare = false;
         let mut state = self.lock();
         if let Some((place, cost)) = &done {
             state.waiting.charge(place.seat(), *cost);
@@ -465,8 +480,19 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
+            let is_spare = state.n_idle >= state.n_on_time_max;
+            // It has looked once more after its time was over: it may have been called just then.
+            if is_spare && was_spare {
+                state.leave(idx);
+                return None;
+            }
             state.n_idle += 1;
-            state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if is_spare {
+                let waited = self.called.wait_timeout(state, SPARE).unwrap_or_else(PoisonError::into_inner);
+                (state, was_spare) = (waited.0, waited.1.timed_out());
+            } else {
+                state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
             state.n_idle -= 1;
         }
     }
