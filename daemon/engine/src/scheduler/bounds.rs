@@ -6,10 +6,12 @@ mod prompts;
 pub(super) use self::decode::{DecodeBound, Pace};
 pub(super) use self::prompts::PromptDebt;
 
-use super::{Plan, Scheduler};
+use super::{ContextState, Plan, Scheduler};
+use crate::account::ActorId;
 use crate::command::ContextId;
 use crate::fair::Class;
 use crate::guess::N_GUESS_MAX;
+use crate::job::Work;
 
 /// Rows of which one is kept for prompts that wait.
 pub(super) const N_ROWS_PER_PREFILL: usize = 16;
@@ -32,12 +34,19 @@ const N_STEPS_IN_TURN: u64 = 8;
 
 impl Scheduler {
     /// The context of a class that is looked at next, `is_first` for the step.
-    pub(super) fn pop_next(&mut self, class: Class, is_first: bool, plan: &Plan) -> Option<ContextId> {
+    pub(super) fn pop_next(
+        &mut self,
+        class: Class,
+        is_first: bool,
+        kept_out: &[ActorId],
+        plan: &Plan,
+    ) -> Option<ContextId> {
         let lane = self.lane(class);
         if let Some(user) = plan.of_user {
-            return self.commons.queue.pop_of(lane, user);
+            return if kept_out.contains(&user) { None } else { self.commons.queue.pop_of(lane, user) };
         }
         match class {
+            _ if !kept_out.is_empty() => self.commons.queue.pop_but_of(lane, |user| kept_out.contains(&user)),
             Class::Prompt if is_first && self.step.is_multiple_of(N_STEPS_IN_TURN) => {
                 self.commons.queue.pop_in_turn(lane)
             }
@@ -68,12 +77,16 @@ impl Scheduler {
         }
     }
 
+    /// Whether a row that asks the head alone has to wait: it is no decode row, and what such rows take beside others is bounded.
+    pub(super) fn waits_with_head(&self, context: &ContextState, plan: &Plan) -> bool {
+        context.work.as_ref().is_some_and(Work::is_of_head)
+            && plan.beside_ns_most.is_some_and(|ns| self.costs.beside_ns(plan.work) >= ns)
+    }
+
     /// Whether the step takes no more rows of a class.
     pub(super) fn is_full(&mut self, class: Class, plan: &Plan) -> bool {
         let has_its_decode_rows = plan.work.n_decode_rows >= n_rows_bound(plan);
-        let asks_enough_beside =
-            || plan.beside_ns_most.is_some_and(|ns| self.costs.beside_ns(plan.work) >= ns);
-        class == Class::Decode && (has_its_decode_rows || asks_enough_beside())
+        class == Class::Decode && has_its_decode_rows
             || plan.of_user.is_none() && self.is_too_far_ahead(class, plan)
     }
 

@@ -8,6 +8,8 @@ mod prompts;
 mod row;
 mod tree;
 
+use smallvec::SmallVec;
+
 pub(super) use self::cached::N_BLOCKS_FOUND_MAX;
 pub(super) use self::row::PlannedRow;
 use self::tree::{TreeCells, TreeRows};
@@ -194,7 +196,7 @@ impl Scheduler {
         plan: &mut Plan,
         waiting: &mut Vec<ContextId>,
     ) {
-        let mut n_waits = 0;
+        let (mut n_waits, mut kept_out) = (0, SmallVec::<[ActorId; 4]>::new());
         // Each context is looked at once, also when it comes back into the queue.
         for idx in 0..self.n_queued(class) {
             if n_waits == N_WAITS_MAX {
@@ -207,7 +209,7 @@ impl Scheduler {
                 waiting.push(id);
                 continue;
             }
-            let Some(id) = self.pop_next(class, idx == 0, plan) else { return };
+            let Some(id) = self.pop_next(class, idx == 0, &kept_out, plan) else { return };
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
             self.holders.note_changed(id, &mut context.listing);
@@ -220,6 +222,13 @@ impl Scheduler {
                 // Its KV was given up while it stood in the queue.
                 self.contexts.insert(id, context);
                 self.enqueue(id);
+                continue;
+            }
+            if self.waits_with_head(&context, plan) {
+                // Its user has had what it may have beside others.
+                kept_out.push(context.owner.actor);
+                self.contexts.insert(id, context);
+                waiting.push(id);
                 continue;
             }
             let is_alone = context.job().is_none();

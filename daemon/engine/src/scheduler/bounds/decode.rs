@@ -114,8 +114,15 @@ impl Scheduler {
         Some((self.costs.decode(Grain::Coarse).n_rows_within(ns).max(1), ns))
     }
 
-    /// How long the decode rows of a step last at most while several users decode, and as long what such rows ask beside.
-    pub(in crate::scheduler) fn ns_most_beside_others(&mut self) -> Option<f64> {
+    /// How long may last what the decode rows of a step with this bound ask beside their tokens: half of it, of which the other half
+    /// is of the tokens.
+    pub(in crate::scheduler) fn beside_ns_most(&mut self, bound: DecodeBound) -> Option<f64> {
+        let most = self.ns_most_beside_others()?;
+        Some(bound.ns().unwrap_or(most).min(most) / 2.0)
+    }
+
+    /// How long the decode rows of a step last at most while several users decode.
+    fn ns_most_beside_others(&mut self) -> Option<f64> {
         if !self.commons.arrears.do_several_decode() {
             return None;
         }

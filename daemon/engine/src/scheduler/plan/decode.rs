@@ -11,7 +11,7 @@ impl Scheduler {
     pub(super) fn place_decode(&mut self, n_rows_max: usize, plan: &mut Plan, waiting: &mut Vec<ContextId>) {
         self.enqueue_all_jobs_but_first();
         plan.decode_bound = self.decode_bound();
-        plan.beside_ns_most = self.ns_most_beside_others();
+        plan.beside_ns_most = self.beside_ns_most(plan.decode_bound);
         if plan.decode_bound.is_look() {
             // A job that goes before all others would be what the step shows.
             let n_tokens = self.n_decode_tokens(plan);
