@@ -160,7 +160,10 @@ async fn who_is_late_holds_up_nobody() {
     while threads.0.lock().n_idle < 2 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!((threads.0.lock().n_on_time, threads.0.lock().n_threads()), (0, 2));
+    {
+        let state = threads.0.lock();
+        assert_eq!((state.n_on_time, state.n_threads()), (0, 2));
+    }
     // The one that was begun beside the late one is there for no longer than it may be wanted again.
     while threads.0.lock().n_threads() > 1 {
         tokio::time::sleep(Duration::from_millis(10)).await;
