@@ -40,8 +40,7 @@ impl Policy for Redact {
 
     fn ended(&mut self, guest: &GuestInfo, used: Used, outcome: Outcome) -> Vec<Output> {
         let GuestInfo { number, uid, program, .. } = guest;
-        let rest = self.rest();
-        let (n, tokens) = (self.n_redacted, used.tokens);
+        let (rest, n, tokens) = (self.rest(), self.n_redacted, used.tokens);
         log(&format!("guest {number} ({program:?}), user {uid}: {n} redacted, {tokens} tokens, {outcome:?}"));
         rest
     }
