@@ -428,12 +428,18 @@ mod tests {
 
         /// A step of so long with rows of some users.
         fn step(&mut self, time: Duration, users: &[usize]) {
+            let rows: Vec<_> = users.iter().map(|&user| (user, 1 - user)).collect();
+            self.step_of(time, &rows);
+        }
+
+        /// The same, with so many decode rows of each.
+        fn step_of(&mut self, time: Duration, rows: &[(usize, usize)]) {
             self.step += 1;
             let latest = self.arrears.latest(|user| user == ActorId(1));
-            let is_kept = users == [0] && latest.is_some_and(|latest| latest.is_very_late);
+            let is_kept = rows == [(0, 1)] && latest.is_some_and(|latest| latest.is_very_late);
             let mut riders = Vec::new();
-            for &user in users {
-                self.arrears.note_row(self.step, &self.owners[user], 1 - user, &mut riders);
+            for &(user, n_decode_rows) in rows {
+                self.arrears.note_row(self.step, &self.owners[user], n_decode_rows, &mut riders);
             }
             riders.iter_mut().for_each(|rider| rider.n_rows_wanted = rider.n_decode_rows);
             self.now += time;
@@ -522,13 +528,15 @@ mod tests {
     #[test]
     fn who_has_prompts_computed_is_not_late_with_its_next_token() {
         let mut device = Device::new([1, 1]);
-        device.arrears.note_waits(ActorId(2));
         for _ in 0..20 {
-            (0..10).for_each(|_| device.step(20 * MS, &[1]));
-            let latest = device.arrears.latest(|user| user == ActorId(2));
-            assert_eq!(latest, None);
-            device.step(20 * MS, &[0, 1]);
+            device.step_of(MS, &[(0, 1), (1, 1)]);
+            (0..10).for_each(|_| device.step(MS, &[1]));
+            assert_eq!(device.arrears.latest(|user| user == ActorId(2)), None);
         }
+        // Nothing of it is computed while it waits.
+        device.step_of(MS, &[(0, 1), (1, 1)]);
+        (0..10).for_each(|_| device.step(MS, &[0]));
+        assert!(device.arrears.latest(|user| user == ActorId(2)).is_some());
     }
 
     #[test]

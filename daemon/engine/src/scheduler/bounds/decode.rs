@@ -114,8 +114,8 @@ impl Scheduler {
         Some((self.costs.decode(Grain::Coarse).n_rows_within(ns).max(1), ns))
     }
 
-    /// How long may last what the decode rows of a step with this bound ask beside their tokens: half of it, of which the other half
-    /// is of the tokens.
+    /// How long what is asked beside the tokens of decode rows may last in a step with this bound: half of what it is to last, as the
+    /// tokens themselves may.
     pub(in crate::scheduler) fn beside_ns_most(&mut self, bound: DecodeBound) -> Option<f64> {
         let most = self.ns_most_beside_others()?;
         Some(bound.ns().unwrap_or(most).min(most) / 2.0)
@@ -130,7 +130,7 @@ impl Scheduler {
         Some(STEP_NS_MOST.max(N_STEPS_MOST * one_ns))
     }
 
-    /// The same for the guest that least may wait for a step of so many rows.
+    /// How many of so many decode rows a step takes, for the guest that least may wait for it.
     fn bound_by_patience(&mut self, n_all: usize) -> DecodeBound {
         let Some(share) = self.least_patient(n_all) else { return DecodeBound::None };
         let over_ns = self.pace.over_ns;
