@@ -18,7 +18,7 @@ use self::memory::Pool;
 use super::KvBounds;
 use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
-use crate::account::Owner;
+use crate::account::{ActorId, Owner};
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep};
 use crate::batch::{CellMove, Row};
 use crate::command::{Ask, ModelId, Operation};
@@ -49,6 +49,11 @@ pub(super) enum EngineInput {
 pub(super) trait Inputs {
     /// The next one, after the last one cost the engine's thread so much.
     fn next(&mut self, price_ns: u64) -> Option<EngineInput>;
+
+    /// Whose the last one was, and what it cost, if others waited for it.
+    fn take_cost(&mut self) -> Option<(ActorId, u64)> {
+        None
+    }
 }
 
 impl<I: Iterator<Item = EngineInput>> Inputs for I {
@@ -161,7 +166,14 @@ impl Core {
             self.commons.note_rest(now);
         }
         let mut price_ns = 0;
-        while let Some(input) = inputs.next(price_ns) {
+        loop {
+            let input = inputs.next(price_ns);
+            if let Some((user, cost_ns)) = inputs.take_cost()
+                && self.under_way.len() <= usize::from(collected.is_some())
+            {
+                self.commons.note_commands(user, cost_ns);
+            }
+            let Some(input) = input else { break };
             price_ns = 0;
             match input {
                 EngineInput::Enter(caller, owner) => self.commons.enter(caller, owner),

@@ -34,7 +34,7 @@ const N_HINTS: usize = 32;
 /// crowd that forks leaves others half of the pace that they would have alone. While there is one user, guests that have had
 /// none go on all the same.
 const OF_ONE_NS: u64 = 200_000;
-const OF_USER_NS: u64 = 400_000;
+const OF_USER_NS: u64 = 200_000;
 
 /// Turns that follow one another at once, such as those that take a step in and submit the next, are one for that, up to so many.
 const N_TURNS_AT_ONCE: usize = 3;
@@ -218,25 +218,34 @@ pub(super) struct Taken<'a> {
     /// Messages that were there when the turn began, and are left.
     n_left: usize,
     last: CallerId,
-    /// When that one was handed out, if it is timed.
+    /// When that one was looked for, if it is timed.
     since: Option<Instant>,
+    /// The user of the one before, and what it cost beside others.
+    cost: Option<(ActorId, u64)>,
 }
 
 impl Inputs for Taken<'_> {
     fn next(&mut self, price_ns: u64) -> Option<EngineInput> {
+        let now = self.inbox.times_commands.then(Instant::now);
         if price_ns > 0 {
             let Inbox { spent, users, .. } = &mut *self.inbox;
             // Other users wait for what it takes, whatever it should cost; not for what takes the processor meanwhile.
-            let took_ns = self.since.map_or(0, |since| since.elapsed().as_nanos() as u64);
+            let took = self.since.zip(now).map_or(Duration::ZERO, |(since, now)| now - since);
             let cost_ns = match users.are_several() {
-                true => took_ns.clamp(price_ns, N_PRICES_MAX * price_ns),
+                true => (took.as_nanos() as u64).clamp(price_ns, N_PRICES_MAX * price_ns),
                 false => price_ns,
             };
             spent.add(self.last, users, cost_ns);
+            let user = users.of_guests.get(&self.last).filter(|_| users.are_several());
+            self.cost = user.map(|&user| (user, cost_ns));
         }
         let posted = self.inbox.next(&mut self.n_left)?;
-        (self.last, self.since) = (posted.from, self.inbox.times_commands.then(Instant::now));
+        (self.last, self.since) = (posted.from, now);
         Some(self.inbox.input(posted.message))
+    }
+
+    fn take_cost(&mut self) -> Option<(ActorId, u64)> {
+        self.cost.take()
     }
 }
 
@@ -278,7 +287,7 @@ impl Inbox {
         self.n_turns += 1;
         self.deferred.begin_turn();
         let n_left = self.messages.len();
-        Taken { inbox: self, n_left, last: DESK, since: None }
+        Taken { inbox: self, n_left, last: DESK, since: None, cost: None }
     }
 
     /// The turn has ended; `goes_on` says that another follows at once.

@@ -2,9 +2,11 @@
 //!
 //! A user's pace is the time from one step with its decode rows to the next, whatever that time goes into: rows and prompts of
 //! others, their commands, pages that move, waiting. What it takes while nobody else has anything computed is seen, and so is
-//! what it takes beside others, of whom each is due a part of the device by its share; a step that leaves some of its rows out
-//! is a part of one. What the steps of a user come later than that adds up, and whoever is furthest behind has steps to itself until that is made up for. Everything that shares
-//! the device by what work is expected to cost may be wrong by a part of it: this looks at what came of it.
+//! what it takes beside others, of whom each is due a part of the device by its share. What the steps of a user come later
+//! than that adds up, as time, so that users whose steps are short and users whose steps are long fall behind alike at the
+//! same part of their pace; what its own commands take of the engine meanwhile is taken off. Whoever is furthest behind has
+//! steps to itself until that is made up for. Everything that shares the device by what work is expected to cost may be wrong
+//! by a part of it: this looks at what came of it.
 //!
 //! While users share the device whose classes have unlike shares, nobody is late: what they have is what virtual time gives
 //! them. The users that are left out meanwhile have at least the parts that they are due.
@@ -25,12 +27,15 @@ const PART_OF_DUE: f64 = 0.85;
 const N_STEPS_LATE: f64 = 0.5;
 const N_STEPS_VERY_LATE: f64 = 4.0;
 
-/// And by how many at most: what is beyond that is forgotten, for all alike.
+/// And by how many at most, of the user whose steps are longest: what is beyond that is forgotten, for all alike.
 const N_STEPS_LATE_MAX: f64 = 64.0;
 
 /// How much longer than it is due for other steps those may last that are kept for one user, and how long they may last in a
 /// row, if no other step has lasted longer.
 const KEPT_NS_MAX: f64 = 15_000_000.0;
+
+/// So many times longer than alone a step may take because others keep the machine busy.
+const N_TIMES_LONGER: f64 = 1.5;
 
 /// A user that asked for no row for so long begins anew.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -79,13 +84,15 @@ struct Pace {
     served: Option<Duration>,
     /// Since when something of it waits, after it had nothing of that kind.
     waits_since: Option<Duration>,
-    /// How long the rows of its last step would have taken alone, those included that were left out.
+    /// How long the rows of its last step would have taken alone.
     alone_ns: Option<f64>,
     alone: Option<Alone>,
     /// The last step with rows of it, and its place among the riders of that.
     rides: (u64, usize),
-    /// In steps of its rows alone.
-    n_steps_late: f64,
+    /// By how much it is behind.
+    late_ns: f64,
+    /// What its commands have taken of the engine, and so of the device, since the last step.
+    commands_ns: f64,
 }
 
 /// What it takes from one decode row to the next, or from so many at once to the next, while nobody else has anything
@@ -114,8 +121,6 @@ pub(crate) struct Rider {
     pub(crate) user: ActorId,
     /// Rows that decode.
     pub(crate) n_decode_rows: usize,
-    /// The same with those that the step has left out, as far as a step has room for them.
-    pub(crate) n_rows_wanted: usize,
 }
 
 /// A step that is taken in.
@@ -138,15 +143,6 @@ impl Scheduler {
         self.commons.arrears.note_row(plan.step, &context.owner, n_decode_rows, &mut plan.riders);
     }
 
-    /// A step is planned: what it has left out is known.
-    pub(super) fn note_left_out(&self, plan: &mut Plan) {
-        let (lane, n_rows_max) = (self.lane(Class::Decode), self.limits.n_rows_max);
-        for rider in &mut plan.riders {
-            let n_rows = rider.n_decode_rows + self.commons.queue.n_rows_of(lane, rider.user);
-            rider.n_rows_wanted = n_rows.min(n_rows_max).max(rider.n_decode_rows);
-        }
-    }
-
     /// A step is about to be taken in.
     pub(crate) fn note_ride(&mut self, now: Instant, elapsed: Duration, plan: &Plan) {
         let Plan { riders, latest, is_kept, .. } = plan;
@@ -159,6 +155,11 @@ impl Scheduler {
 }
 
 impl Commons {
+    /// The engine was at a command of a user's, and the device had nothing to do meanwhile.
+    pub(crate) fn note_commands(&mut self, user: ActorId, ns: u64) {
+        self.arrears.note_commands(user, ns);
+    }
+
     /// The device has nothing to do: nobody has waited for it until now.
     pub(crate) fn note_rest(&mut self, now: Instant) {
         let begun = self.arrears.begun;
@@ -234,7 +235,8 @@ impl Arrears {
             alone_ns: None,
             alone: None,
             rides: (0, 0),
-            n_steps_late: 0.0,
+            late_ns: 0.0,
+            commands_ns: 0.0,
         };
         let pace = self.users.entry(owner.actor).or_insert_with(new);
         (pace.share, pace.active) = (share, active);
@@ -258,7 +260,7 @@ impl Arrears {
                     (of, idx) if of == step && riders.get(idx).is_some_and(|rider| rider.user == user) => idx,
                     _ => {
                         pace.rides = (step, riders.len());
-                        riders.push(Rider { user, n_decode_rows: 0, n_rows_wanted: 0 });
+                        riders.push(Rider { user, n_decode_rows: 0 });
                         riders.len() - 1
                     }
                 }
@@ -292,11 +294,23 @@ impl Arrears {
             let ns = ns_between(last, now);
             // As much of the device as it is due, for what the others have of the rest.
             let n_parts_of_others = latest.map_or(1.0, |latest| latest.n_parts - 1.0);
-            self.left_ns = match is_kept {
-                // What the others asked of the engine meanwhile is theirs.
-                true => (self.left_ns - ns.min(elapsed.as_nanos() as f64)).max(-KEPT_NS_MAX),
-                false => (self.left_ns + ns / n_parts_of_others).min(KEPT_NS_MAX.max(ns / n_parts_of_others)),
+            let (of_latest, of_others) = match latest.filter(|_| is_kept) {
+                // What others asked of the engine meanwhile is theirs, and how much longer it took beside them.
+                Some(latest) => {
+                    let of_commands = |is_of_latest| {
+                        let users =
+                            self.users.iter().filter(|&(&user, _)| (user == latest.user) == is_of_latest);
+                        users.map(|(_, pace)| pace.commands_ns).sum::<f64>()
+                    };
+                    let ns = elapsed.as_nanos() as f64;
+                    let alone = self.users.get(&latest.user).and_then(|pace| pace.alone_ns);
+                    let step_ns = alone.unwrap_or(ns).clamp(ns / N_TIMES_LONGER, ns);
+                    (step_ns + of_commands(true), ns - step_ns + of_commands(false))
+                }
+                None => (0.0, ns),
             };
+            let given = of_others / n_parts_of_others;
+            self.left_ns = (self.left_ns - of_latest + given).clamp(-KEPT_NS_MAX, KEPT_NS_MAX.max(given));
         }
         for rider in riders {
             let Some(pace) = self.users.get_mut(&rider.user) else { continue };
@@ -307,14 +321,13 @@ impl Arrears {
             let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
             let since = since.map_or(before, |since| since.max(before));
             if since.saturating_sub(before) > PAUSE {
-                (pace.n_steps_late, pace.alone_ns) = (0.0, None);
+                (pace.late_ns, pace.alone_ns) = (0.0, None);
                 continue;
             }
             let ns = ns_between(since, now);
             let n_parts = active.n_parts(pace.share);
-            let (n_rows, shares_device) = (rider.n_rows_wanted, n_parts > 1.0);
-            let part = rider.n_decode_rows as f64 / n_rows as f64;
-            if riders.len() == 1 && part == 1.0 && step + 1 == n_steps {
+            let (n_rows, shares_device) = (rider.n_decode_rows, n_parts > 1.0);
+            if riders.len() == 1 && step + 1 == n_steps {
                 match &mut pace.alone {
                     Some(alone) if alone.is_certain || shares_device => {
                         let of_others = alone.ns_of(n_rows, &expected_ns);
@@ -327,25 +340,36 @@ impl Arrears {
                 Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
                 None => expected_ns(n_rows).map(|ns| ns as f64),
             };
-            pace.n_steps_late = match pace.alone_ns.filter(|_| active.keeps_pace(pace.share)) {
-                Some(alone_ns) => (pace.n_steps_late + ns / alone_ns.max(1.0)
-                    - part * active.n_steps_due(pace.share))
-                .max(0.0),
+            pace.late_ns = match pace.alone_ns.filter(|_| active.keeps_pace(pace.share)) {
+                Some(alone_ns) => (pace.late_ns + ns - active.n_steps_due(pace.share) * alone_ns).max(0.0),
                 None => 0.0,
             };
         }
-        let most = self.users.values().map(|pace| pace.n_steps_late).fold(0.0, f64::max);
-        if most > N_STEPS_LATE_MAX {
+        for pace in self.users.values_mut().filter(|pace| pace.commands_ns > 0.0) {
+            // It had the device for so long.
+            let due_ns = active.n_steps_due(pace.share) * std::mem::take(&mut pace.commands_ns);
+            pace.late_ns = (pace.late_ns - due_ns).max(0.0);
+        }
+        let most = |of: fn(&Pace) -> f64| self.users.values().map(of).fold(0.0, f64::max);
+        let forgotten =
+            most(|pace| pace.late_ns) - N_STEPS_LATE_MAX * most(|pace| pace.alone_ns.unwrap_or(0.0));
+        if forgotten > 0.0 {
             // Who is later than whom stays.
-            let forgotten = most - N_STEPS_LATE_MAX;
             let users = self.users.values_mut();
-            users.for_each(|pace| pace.n_steps_late = (pace.n_steps_late - forgotten).max(0.0));
+            users.for_each(|pace| pace.late_ns = (pace.late_ns - forgotten).max(0.0));
         }
         if n_steps.is_multiple_of(N_STEPS_LOOK) {
             self.users.retain(|_, pace| {
                 n_open_steps - pace.active <= N_STEPS_ACTIVE
                     || pace.row.is_some_and(|(row, _)| now.saturating_sub(row) <= PAUSE_OF_DECODING)
             });
+        }
+    }
+
+    /// What a user's commands took of the engine, and so of the device.
+    fn note_commands(&mut self, user: ActorId, ns: u64) {
+        if let Some(pace) = self.users.get_mut(&user) {
+            pace.commands_ns += ns as f64;
         }
     }
 
@@ -357,14 +381,16 @@ impl Arrears {
         }
     }
 
-    /// How late a user is with the row that it waits for, when the last step was taken in.
-    fn n_steps_late(&self, pace: &Pace, active: Active) -> f64 {
-        let (Some((row, _)), Some(alone_ns), Some(now)) = (pace.row, pace.alone_ns, self.last) else {
-            return pace.n_steps_late;
-        };
-        let since = pace.waits_since.max(pace.served).map_or(row, |since| since.max(row));
-        let n_steps_of_this = ns_between(since, now) / alone_ns.max(1.0) - active.n_steps_due(pace.share);
-        pace.n_steps_late + n_steps_of_this.max(0.0)
+    /// How late a user is, with the row that it waits for, when the last step was taken in: in time, and in its steps.
+    fn late(&self, pace: &Pace, active: Active) -> (f64, f64) {
+        let Some(alone_ns) = pace.alone_ns.map(|ns| ns.max(1.0)) else { return (0.0, 0.0) };
+        let mut late_ns = pace.late_ns;
+        if let (Some((row, _)), Some(now)) = (pace.row, self.last) {
+            let since = pace.waits_since.max(pace.served).map_or(row, |since| since.max(row));
+            let late_with_this = ns_between(since, now) - active.n_steps_due(pace.share) * alone_ns;
+            late_ns += late_with_this.max(0.0);
+        }
+        (late_ns, late_ns / alone_ns)
     }
 
     /// Whether more than one user has decoded lately.
@@ -383,10 +409,10 @@ impl Arrears {
         let mut latest: Option<(f64, Latest)> = None;
         for (&user, pace) in self.users.iter().filter(|(_, pace)| keeps_pace(pace)) {
             let n_parts = active.n_parts(pace.share);
-            let n_steps = self.n_steps_late(pace, active);
-            if n_steps > latest.map_or(N_STEPS_LATE, |(n_steps, _)| n_steps) && waits(user) {
+            let (late_ns, n_steps) = self.late(pace, active);
+            if n_steps > N_STEPS_LATE && late_ns > latest.map_or(0.0, |(ns, _)| ns) && waits(user) {
                 let is_very_late = n_steps > N_STEPS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
-                latest = Some((n_steps, Latest { user, is_very_late, n_parts }));
+                latest = Some((late_ns, Latest { user, is_very_late, n_parts }));
             }
         }
         latest.map(|(_, latest)| latest)
@@ -394,164 +420,4 @@ impl Arrears {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::num::NonZeroU32;
-
-    use super::*;
-    use crate::account::{Account, Budget, GuestId, Priority, SessionId};
-
-    const MS: Duration = Duration::from_millis(1);
-
-    fn owner(user: u32, share: u32) -> Owner {
-        let priority = Priority { share: NonZeroU32::new(share).expect("above 0"), rank: 0 };
-        let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
-        Owner { actor: ActorId(user), session: SessionId(1), guest: GuestId(u64::from(user)), account }
-    }
-
-    /// A device with a user that decodes, whose row takes a millisecond alone, and one with prompts.
-    struct Device {
-        arrears: Arrears,
-        owners: [Owner; 2],
-        now: Duration,
-        step: u64,
-        kept: Duration,
-    }
-
-    impl Device {
-        fn new(shares: [u32; 2]) -> Self {
-            let owners = [owner(1, shares[0]), owner(2, shares[1])];
-            let (arrears, now, kept) = (Arrears::default(), Duration::ZERO, Duration::ZERO);
-            let mut device = Self { arrears, owners, now, step: 0, kept };
-            (0..100).for_each(|_| device.step(MS, &[0]));
-            device
-        }
-
-        /// A step of so long with rows of some users.
-        fn step(&mut self, time: Duration, users: &[usize]) {
-            let rows: Vec<_> = users.iter().map(|&user| (user, 1 - user)).collect();
-            self.step_of(time, &rows);
-        }
-
-        /// The same, with so many decode rows of each.
-        fn step_of(&mut self, time: Duration, rows: &[(usize, usize)]) {
-            self.step += 1;
-            let latest = self.arrears.latest(|user| user == ActorId(1));
-            let is_kept = rows == [(0, 1)] && latest.is_some_and(|latest| latest.is_very_late);
-            let mut riders = Vec::new();
-            for &(user, n_decode_rows) in rows {
-                self.arrears.note_row(self.step, &self.owners[user], n_decode_rows, &mut riders);
-            }
-            riders.iter_mut().for_each(|rider| rider.n_rows_wanted = rider.n_decode_rows);
-            self.now += time;
-            self.kept += if is_kept { time } else { Duration::ZERO };
-            let ride = Ride { now: self.now, elapsed: time, riders: &riders, latest, is_kept };
-            self.arrears.note_step(ride, |_| Some(1_000_000));
-        }
-
-        /// Steps beside prompts that make each last so long; how long the user's rows take in the mean.
-        fn beside_prompts(&mut self, time: Duration, n_steps: u32) -> f64 {
-            let begun = self.now;
-            for _ in 0..n_steps {
-                match self.arrears.latest(|user| user == ActorId(1)) {
-                    Some(latest) if latest.is_very_late => self.step(MS, &[0]),
-                    _ => self.step(time, &[0, 1]),
-                }
-            }
-            (self.now - begun).as_secs_f64() * 1000.0 / f64::from(n_steps)
-        }
-    }
-
-    #[test]
-    fn a_user_that_decodes_has_its_part_of_its_pace_however_long_steps_are() {
-        for (shares, n_parts) in [([1, 1], 2.0), ([3, 3], 2.0)] {
-            for time in [2, 5, 20, 60] {
-                let mut device = Device::new(shares);
-                let (begun, mean_ms) = (device.now, device.beside_prompts(time * MS, 4000));
-                let due_ms = f64::max(PART_OF_DUE * n_parts, 1.0).min(f64::from(time));
-                // What may be kept in a row comes on top of what the others are due.
-                let least_ms = 0.95 * due_ms;
-                assert!(
-                    mean_ms > least_ms && mean_ms < 1.25 * due_ms,
-                    "{shares:?}, {time} ms: {mean_ms} for {due_ms}"
-                );
-                let kept = device.kept.as_secs_f64() / (device.now - begun).as_secs_f64();
-                assert!(kept < 1.05 / n_parts, "{shares:?}, {time} ms: {kept}");
-            }
-        }
-    }
-
-    #[test]
-    fn nobody_is_late_who_is_alone_or_has_what_it_is_due() {
-        let mut device = Device::new([1, 1]);
-        (0..100).for_each(|_| device.step(10 * MS, &[0]));
-        assert_eq!(
-            device.arrears.latest(|_| true),
-            None,
-            "steps take longer by now, and nobody else is there"
-        );
-        let mut device = Device::new([1, 1]);
-        device.beside_prompts(Duration::from_micros(1600), 1000);
-        assert_eq!((device.arrears.latest(|_| true), device.kept), (None, Duration::ZERO));
-    }
-
-    #[test]
-    fn nobody_is_late_beside_users_with_other_shares() {
-        for shares in [[1, 3], [3, 1]] {
-            let mut device = Device::new(shares);
-            assert!((device.beside_prompts(20 * MS, 100) - 20.0).abs() < 0.001);
-            assert_eq!(device.arrears.latest(|_| true), None);
-        }
-    }
-
-    #[test]
-    fn what_nobody_asked_for_is_no_waiting() {
-        let mut device = Device::new([1, 1]);
-        device.step(MS, &[0, 1]);
-        device.now += 5000 * MS;
-        device.arrears.rested = Some(device.now);
-        [1, 2].into_iter().for_each(|user| device.arrears.note_waits(ActorId(user)));
-        device.step(MS, &[0]);
-        assert_eq!(device.arrears.latest(|_| true), None);
-        let alone = device.arrears.users[&ActorId(1)].alone.expect("it was seen");
-        assert!((alone.ns - 1e6).abs() < 1e4, "{alone:?}");
-    }
-
-    #[test]
-    fn who_waited_all_along_is_late_however_long_that_was() {
-        let mut device = Device::new([1, 1]);
-        device.arrears.note_waits(ActorId(1));
-        device.step(400 * MS, &[1]);
-        device.step(MS, &[0, 1]);
-        assert!(device.arrears.latest(|_| true).is_some_and(|latest| latest.is_very_late));
-    }
-
-    #[test]
-    fn who_has_prompts_computed_is_not_late_with_its_next_token() {
-        let mut device = Device::new([1, 1]);
-        for _ in 0..20 {
-            device.step_of(MS, &[(0, 1), (1, 1)]);
-            (0..10).for_each(|_| device.step(MS, &[1]));
-            assert_eq!(device.arrears.latest(|user| user == ActorId(2)), None);
-        }
-        // Nothing of it is computed while it waits.
-        device.step_of(MS, &[(0, 1), (1, 1)]);
-        (0..10).for_each(|_| device.step(MS, &[0]));
-        assert!(device.arrears.latest(|user| user == ActorId(2)).is_some());
-    }
-
-    #[test]
-    fn who_was_away_is_late_from_its_return_on() {
-        let mut device = Device::new([1, 1]);
-        (0..20).for_each(|_| device.step(2 * MS, &[1]));
-        device.arrears.note_waits(ActorId(1));
-        assert_eq!(device.arrears.latest(|_| true), None);
-        device.step(2 * MS, &[1]);
-        assert_eq!(device.arrears.latest(|_| true), None);
-        device.step(2 * MS, &[1]);
-        let latest = device.arrears.latest(|_| true).expect("it waits for 4 ms");
-        assert_eq!((latest.user, latest.is_very_late), (ActorId(1), false));
-        (0..4).for_each(|_| device.step(2 * MS, &[1]));
-        assert!(device.arrears.latest(|_| true).is_some_and(|latest| latest.is_very_late));
-        assert_eq!(device.arrears.latest(|user| user == ActorId(2)), None, "it has no row to wait for");
-    }
-}
+mod tests;

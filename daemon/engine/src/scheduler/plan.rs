@@ -163,7 +163,6 @@ impl Scheduler {
         }
         self.enqueue_all_again(waiting.into_iter());
         self.enqueue_rests(&plan);
-        self.note_left_out(&mut plan);
         self.note_moved(&plan);
         if plan.has_rows() {
             let mut ids = self.spare_ids.pop().unwrap_or_default();
