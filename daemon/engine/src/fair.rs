@@ -219,12 +219,6 @@ impl<T> FairQueue<T> {
         waiting.map_or(0, |waiting| waiting.n_items)
     }
 
-    /// The rows of those.
-    pub(crate) fn n_rows_of(&self, lane: Lane, user: ActorId) -> usize {
-        let waiting = self.by_name.get(&(ROOT, u64::from(user.0))).and_then(|&id| self.node(id).lane(lane));
-        waiting.map_or(0, |waiting| waiting.n_rows)
-    }
-
     /// As [`Self::pop`], of an item that is not served but put back: nobody else counts as having come as far as its owner.
     pub(crate) fn pop_unserved(&mut self, lane: Lane) -> Option<T> {
         let guest = self.next_guest(lane);

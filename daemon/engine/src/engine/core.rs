@@ -165,13 +165,15 @@ impl Core {
         if self.under_way.is_empty() {
             self.commons.note_rest(now);
         }
+        // What commands took while the device had nothing to do, from the end of the last step on.
+        let mut costs: SmallVec<[(ActorId, u64); 8]> = SmallVec::new();
         let mut price_ns = 0;
         loop {
             let input = inputs.next(price_ns);
             if let Some((user, cost_ns)) = inputs.take_cost()
                 && self.under_way.len() <= usize::from(collected.is_some())
             {
-                self.commons.note_commands(user, cost_ns);
+                costs.push((user, cost_ns));
             }
             let Some(input) = input else { break };
             price_ns = 0;
@@ -185,8 +187,12 @@ impl Core {
                 EngineInput::Shutdown => return Ok(Next::Stop),
             }
         }
+        let has_collected = collected.is_some();
         if let Some(collected) = collected {
             self.take_in(now, collected)?;
+        }
+        costs.into_iter().for_each(|(user, ns)| self.commons.note_commands(user, ns));
+        if has_collected {
             return Ok(Next::Turn);
         }
         if let Some(next) = self.attend_to_masks()? {

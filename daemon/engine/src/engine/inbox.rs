@@ -29,11 +29,11 @@ const PACE: Duration = Duration::from_micros(100);
 /// Hints between two looks whether the device is done, about a microsecond: a look keeps the driver from other threads.
 const N_HINTS: usize = 32;
 
-/// What a guest's commands may cost before its others wait for the next turn: a question about each of some hundred rows, or
-/// twenty forks of long contexts. And what those of all guests of a user may: less than a step of the smallest model, so that a
+/// What a guest's commands may cost before its others wait for the next turn: a question about each of a hundred rows, or
+/// ten forks of long contexts. And what those of all guests of a user may: less than a step of the smallest model, so that a
 /// crowd that forks leaves others half of the pace that they would have alone. While there is one user, guests that have had
 /// none go on all the same.
-const OF_ONE_NS: u64 = 200_000;
+const OF_ONE_NS: u64 = 100_000;
 const OF_USER_NS: u64 = 200_000;
 
 /// Turns that follow one another at once, such as those that take a step in and submit the next, are one for that, up to so many.
@@ -218,7 +218,7 @@ pub(super) struct Taken<'a> {
     /// Messages that were there when the turn began, and are left.
     n_left: usize,
     last: CallerId,
-    /// When that one was looked for, if it is timed.
+    /// When that one was handed out, if it is timed.
     since: Option<Instant>,
     /// The user of the one before, and what it cost beside others.
     cost: Option<(ActorId, u64)>,
@@ -226,13 +226,12 @@ pub(super) struct Taken<'a> {
 
 impl Inputs for Taken<'_> {
     fn next(&mut self, price_ns: u64) -> Option<EngineInput> {
-        let now = self.inbox.times_commands.then(Instant::now);
         if price_ns > 0 {
             let Inbox { spent, users, .. } = &mut *self.inbox;
             // Other users wait for what it takes, whatever it should cost; not for what takes the processor meanwhile.
-            let took = self.since.zip(now).map_or(Duration::ZERO, |(since, now)| now - since);
+            let took_ns = self.since.map_or(0, |since| since.elapsed().as_nanos() as u64);
             let cost_ns = match users.are_several() {
-                true => (took.as_nanos() as u64).clamp(price_ns, N_PRICES_MAX * price_ns),
+                true => took_ns.clamp(price_ns, N_PRICES_MAX * price_ns),
                 false => price_ns,
             };
             spent.add(self.last, users, cost_ns);
@@ -240,7 +239,7 @@ impl Inputs for Taken<'_> {
             self.cost = user.map(|&user| (user, cost_ns));
         }
         let posted = self.inbox.next(&mut self.n_left)?;
-        (self.last, self.since) = (posted.from, now);
+        (self.last, self.since) = (posted.from, self.inbox.times_commands.then(Instant::now));
         Some(self.inbox.input(posted.message))
     }
 

@@ -324,7 +324,7 @@ impl Arrears {
                 (pace.late_ns, pace.alone_ns) = (0.0, None);
                 continue;
             }
-            let ns = ns_between(since, now);
+            let ns = ns_between(since, now).max(1.0);
             let n_parts = active.n_parts(pace.share);
             let (n_rows, shares_device) = (rider.n_decode_rows, n_parts > 1.0);
             if riders.len() == 1 && step + 1 == n_steps {
@@ -341,12 +341,15 @@ impl Arrears {
                 None => expected_ns(n_rows).map(|ns| ns as f64),
             };
             pace.late_ns = match pace.alone_ns.filter(|_| active.keeps_pace(pace.share)) {
-                Some(alone_ns) => (pace.late_ns + ns - active.n_steps_due(pace.share) * alone_ns).max(0.0),
+                Some(alone_ns) => {
+                    // It had the device for its commands too.
+                    let had_ns = alone_ns + std::mem::take(&mut pace.commands_ns);
+                    (pace.late_ns + ns - active.n_steps_due(pace.share) * had_ns).max(0.0)
+                }
                 None => 0.0,
             };
         }
         for pace in self.users.values_mut().filter(|pace| pace.commands_ns > 0.0) {
-            // It had the device for so long.
             let due_ns = active.n_steps_due(pace.share) * std::mem::take(&mut pace.commands_ns);
             pace.late_ns = (pace.late_ns - due_ns).max(0.0);
         }
@@ -406,13 +409,14 @@ impl Arrears {
     pub(crate) fn latest(&self, waits: impl Fn(ActorId) -> bool) -> Option<Latest> {
         let active = self.active();
         let keeps_pace = |pace: &Pace| active.keeps_pace(pace.share);
-        let mut latest: Option<(f64, Latest)> = None;
+        let mut latest: Option<((bool, f64), Latest)> = None;
         for (&user, pace) in self.users.iter().filter(|(_, pace)| keeps_pace(pace)) {
             let n_parts = active.n_parts(pace.share);
             let (late_ns, n_steps) = self.late(pace, active);
-            if n_steps > N_STEPS_LATE && late_ns > latest.map_or(0.0, |(ns, _)| ns) && waits(user) {
-                let is_very_late = n_steps > N_STEPS_VERY_LATE && self.left_ns > -KEPT_NS_MAX;
-                latest = Some((late_ns, Latest { user, is_very_late, n_parts }));
+            let late = (n_steps > N_STEPS_VERY_LATE, late_ns);
+            if n_steps > N_STEPS_LATE && latest.is_none_or(|(most, _)| late > most) && waits(user) {
+                let is_very_late = late.0 && self.left_ns > -KEPT_NS_MAX;
+                latest = Some((late, Latest { user, is_very_late, n_parts }));
             }
         }
         latest.map(|(_, latest)| latest)

@@ -177,9 +177,13 @@ fn users_with_short_and_with_long_steps_have_the_same_part_of_their_pace() {
 #[test]
 fn whose_commands_kept_the_engine_busy_is_not_late_by_that() {
     let mut device = Device::new([1, 1]);
+    let late = |device: &Device| device.arrears.latest(|user| user == ActorId(1)).map(|it| it.is_very_late);
+    // Nine parts in ten of the time before its steps went into what it asked.
+    for _ in 0..20 {
+        device.arrears.note_commands(ActorId(1), 9_000_000);
+        device.step_of(10 * MS, &[(0, 1), (1, 1)]);
+    }
+    assert_eq!(late(&device), None);
     (0..20).for_each(|_| device.step_of(10 * MS, &[(0, 1), (1, 1)]));
-    assert!(device.arrears.latest(|user| user == ActorId(1)).is_some_and(|latest| latest.is_very_late));
-    device.arrears.note_commands(ActorId(1), 1_000_000_000);
-    device.step_of(10 * MS, &[(0, 1), (1, 1)]);
-    assert_eq!(device.arrears.latest(|user| user == ActorId(1)), None);
+    assert_eq!(late(&device), Some(true));
 }
