@@ -161,7 +161,9 @@ fn who_was_away_is_late_from_its_return_on() {
 #[test]
 fn users_with_short_and_with_long_steps_have_the_same_part_of_their_pace() {
     let mut device = Device::new([1, 1]);
-    let (times, mut had, begun) = ([MS, MS / 10], [Duration::ZERO; 2], device.now);
+    let times = [MS, MS / 10];
+    (0..20).for_each(|_| device.ride(times[1], &[(1, 1)], None, false));
+    let (mut had, begun) = ([Duration::ZERO; 2], device.now);
     for _ in 0..10_000 {
         let latest = device.arrears.latest(|_| true);
         let kept = latest.filter(|latest| latest.is_very_late).map(|latest| latest.user.0 as usize - 1);
