@@ -310,7 +310,8 @@ impl Arrears {
                 None => (0.0, ns),
             };
             let given = of_others / n_parts_of_others;
-            self.left_ns = (self.left_ns - of_latest + given).clamp(-KEPT_NS_MAX, KEPT_NS_MAX.max(given));
+            let most = KEPT_NS_MAX.max(given).max(self.left_ns);
+            self.left_ns = (self.left_ns - of_latest + given).clamp(-KEPT_NS_MAX, most);
         }
         for rider in riders {
             let Some(pace) = self.users.get_mut(&rider.user) else { continue };
