@@ -50,7 +50,7 @@ pub(super) trait Inputs {
     /// The next one, after the last one cost the engine's thread so much.
     fn next(&mut self, price_ns: u64) -> Option<EngineInput>;
 
-    /// Whose the last one was, and what it cost, if others waited for it.
+    /// Whose the one before was, and what it cost beside other users. Given once.
     fn take_cost(&mut self) -> Option<(ActorId, u64)> {
         None
     }

@@ -34,7 +34,7 @@ const N_STEPS_LATE_MAX: f64 = 64.0;
 /// row, if no other step has lasted longer.
 const KEPT_NS_MAX: f64 = 15_000_000.0;
 
-/// So many times longer than alone a step may take because others keep the machine busy.
+/// A kept step that lasts longer than its rows do alone does so because others keep the machine busy, up to so many times.
 const N_TIMES_LONGER: f64 = 1.5;
 
 /// A user that asked for no row for so long begins anew.
