@@ -47,6 +47,7 @@ pub(crate) async fn send_lines(sender: GuestSender) -> Sent {
             Ok(()) => {}
             // The guest's own stream tells how it ended.
             Err(Error::GuestEnded | Error::ConnectionLost(_)) => return outcome,
+            Err(error) if error.is_retryable() => return outcome,
             Err(error) => {
                 remark(&format!("trellis: message not sent: {error}"));
                 outcome = Sent::NotAll;

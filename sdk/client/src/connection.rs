@@ -238,10 +238,7 @@ pub(crate) fn end(recipient: Recipient, result: Result<Value, Error>, usage: Opt
             let _ = reply.send(result);
         }
         Recipient::Guest { news, launch } => {
-            match &result {
-                Err(Error::ConnectionLost(lost)) => launch.lost(lost),
-                _ => launch.ended(),
-            }
+            launch.ended(result.as_ref().err());
             let _ = news.send(News::End { result: result.map(|_| ()), usage });
         }
     }

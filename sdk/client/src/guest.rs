@@ -217,7 +217,8 @@ impl GuestSender {
     /// Sends a message to the guest, and waits until the guest runs and its inbox has room.
     ///
     /// # Errors
-    /// The guest has ended, the message is too large, or the connection is lost.
+    /// The guest has ended, the message is too large, or the connection is lost. What ended the guest is the error if it may be
+    /// tried again.
     pub async fn send(&self, text: impl Into<String>) -> Result<(), Error> {
         let to = self.launch.running().await?;
         done(ask(&self.handle.connection, Call::Message { to, text: text.into() }).await?)

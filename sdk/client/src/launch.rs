@@ -31,6 +31,8 @@ enum Phase {
         id: u64,
     },
     Ended,
+    /// What ended it may be tried again: the daemon was about to end, or the device failed.
+    Cut(Error),
     /// It may have ended or not: the connection was lost before the daemon said.
     Lost(Lost),
 }
@@ -40,12 +42,12 @@ impl Phase {
         match self {
             Self::Waiting { id } => *id,
             Self::Started { id } => Some(*id),
-            Self::Ended | Self::Lost(_) => None,
+            Self::Ended | Self::Cut(_) | Self::Lost(_) => None,
         }
     }
 
     fn is_over(&self) -> bool {
-        matches!(self, Self::Ended | Self::Lost(_))
+        matches!(self, Self::Ended | Self::Cut(_) | Self::Lost(_))
     }
 }
 
@@ -92,12 +94,13 @@ impl Launch {
         self.phase.send_replace(Phase::Started { id });
     }
 
-    pub(crate) fn ended(&self) {
-        self.phase.send_replace(Phase::Ended);
-    }
-
-    pub(crate) fn lost(&self, lost: &Lost) {
-        self.phase.send_replace(Phase::Lost(lost.clone()));
+    /// The guest is over, with that error or well.
+    pub(crate) fn ended(&self, error: Option<&Error>) {
+        self.phase.send_replace(match error {
+            Some(Error::ConnectionLost(lost)) => Phase::Lost(lost.clone()),
+            Some(error) if error.is_retryable() => Phase::Cut(error.clone()),
+            _ => Phase::Ended,
+        });
     }
 
     pub(crate) fn cancel(&self) {
@@ -121,13 +124,14 @@ impl Launch {
     /// The request that runs the guest, once it runs.
     ///
     /// # Errors
-    /// The guest has ended, or the connection was lost before it did.
+    /// The guest has ended, and with what, if that may be tried again; or the connection was lost before it did.
     pub(crate) async fn running(&self) -> Result<u64, Error> {
         let mut phase = self.phase.subscribe();
         let phase = phase.wait_for(|phase| !matches!(phase, Phase::Waiting { .. })).await;
         match phase.as_deref() {
             Ok(Phase::Started { id }) => Ok(*id),
             Ok(Phase::Lost(lost)) => Err(Error::ConnectionLost(lost.clone())),
+            Ok(Phase::Cut(error)) => Err(error.clone()),
             _ => Err(Error::GuestEnded),
         }
     }
@@ -135,7 +139,7 @@ impl Launch {
 
 #[cfg(test)]
 mod tests {
-    use trellis_wire::Program;
+    use trellis_wire::{ErrorBody, ErrorCode, Program};
 
     use super::*;
 
@@ -165,8 +169,24 @@ mod tests {
         launch.started(3);
         launch.asked(1);
         assert_eq!(launch.request_id(), Some(3));
-        launch.ended();
+        launch.ended(None);
         launch.asked(5);
         assert_eq!(launch.request_id(), None);
+    }
+
+    #[tokio::test]
+    async fn who_sends_to_a_guest_that_was_cut_hears_that_it_may_try_again() {
+        let error = |code| Error::Daemon(Box::new(ErrorBody::new(code, "no")));
+        for (code, is_retryable) in [(ErrorCode::ShuttingDown, true), (ErrorCode::GuestFailed, false)] {
+            let launch = launch();
+            launch.started(1);
+            launch.ended(Some(&error(code)));
+            let told = launch.running().await.expect_err("it is over");
+            assert_eq!(
+                (told.is_retryable(), told.code().is_some()),
+                (is_retryable, is_retryable),
+                "{told:?}"
+            );
+        }
     }
 }

@@ -3,17 +3,22 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
 use trellis::config::Config;
+use trellis_client::Client;
 
 /// How long a daemon may take to start, or to end by itself.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How long one try to reach a daemon may take: another looks whether it has ended.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Within this after a daemon, its children are gone.
 pub(super) const GONE_TIME_MAX: Duration = Duration::from_secs(1);
@@ -85,9 +90,10 @@ impl House {
         Ok(Life { child, begun, began })
     }
 
-    /// Waits until a daemon takes connections; how long that took from its start.
-    pub(super) fn ready(&self, life: &mut Life) -> io::Result<Duration> {
-        while UnixStream::connect(self.socket()).is_err() {
+    /// Waits until a daemon answers; how long that took from its start. It takes connections before it has opened anything.
+    pub(super) fn ready(&self, life: &mut Life, runtime: &Runtime) -> io::Result<Duration> {
+        let answers = || async { timeout(ANSWER_TIME_MAX, Client::connect_to(self.socket())).await };
+        while !matches!(runtime.block_on(answers()), Ok(Ok(_))) {
             if let Some(status) = life.child.try_wait()? {
                 let message = format!("the daemon has not started, {status}: {}", self.log());
                 return Err(io::Error::other(message));

@@ -196,7 +196,7 @@ impl Lives {
     /// The first life, which nobody disturbs.
     fn learn(&mut self) -> io::Result<()> {
         let mut life = self.house.start()?;
-        self.house.ready(&mut life)?;
+        self.house.ready(&mut life, &self.runtime)?;
         let golden = self.runtime.block_on(self.world.learn());
         let golden = golden.map_err(|stop| io::Error::other(format!("the first daemon: {stop:?}")))?;
         Arc::get_mut(&mut self.world).expect("no client is there").golden = Some(golden);
@@ -204,7 +204,7 @@ impl Lives {
         life.end()?;
         // The code of what runs in every life is there by now, as it is then.
         let mut life = self.house.start()?;
-        self.start_time = self.house.ready(&mut life)?;
+        self.start_time = self.house.ready(&mut life, &self.runtime)?;
         life.kill()?;
         Ok(())
     }
@@ -319,7 +319,7 @@ impl Lives {
 
     /// Waits for a daemon that follows one that was killed, and holds it against what has to be so.
     fn begin(&mut self, life: &mut Life) -> io::Result<()> {
-        let start = self.house.ready(life)?;
+        let start = self.house.ready(life, &self.runtime)?;
         self.report.start_ms_max = self.report.start_ms_max.max(ms(start));
         let left = self.house.left(life)?;
         // Clients that waited for the daemon may have it compile by now.
