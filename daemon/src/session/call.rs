@@ -26,11 +26,11 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// Whether what was asked was stopped before it came to an end of its own: by a stop, or because it could not send any
-    /// more, which a guest may notice before the stop reaches it.
-    pub(crate) fn is_stopped(&self) -> bool {
+    /// Whether what was asked failed by itself, and not by a stop, or because it could not send any more, which a guest may
+    /// notice before the stop reaches it.
+    pub(crate) fn has_failed(&self) -> bool {
         match &self.outcome {
-            Outcome::Error { error } => matches!(error.code, ErrorCode::Stopped | ErrorCode::Cancelled),
+            Outcome::Error { error } => !matches!(error.code, ErrorCode::Stopped | ErrorCode::Cancelled),
             _ => false,
         }
     }

@@ -160,7 +160,9 @@ impl Lane {
         while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
             match self.pass_on(next, output_bytes).await {
                 Ok(()) => {}
-                Err(Refused::Stopped(_)) => break,
+                Err(Refused::Stopped(reason)) => {
+                    return Ending { usage: finish(ended).usage, ..Err(stopped(reason)).into() };
+                }
                 Err(Refused::TooLarge(error)) => return Err(error).into(),
             }
         }
@@ -175,10 +177,11 @@ impl Lane {
             Err(_) => Err(stopped(reason)).into(),
         };
         let is_over_limit = matches!(reason, StopReason::Overdrawn { .. } | StopReason::LimitExceeded);
-        // The service does not know why it was told to stop the guest. One that came to its own end meanwhile has done so.
-        match is_over_limit || ending.is_stopped() {
-            true => Ending { usage: ending.usage, ..Err(stopped(reason)).into() },
-            false => ending,
+        // The service does not know why it was told to stop the guest. One that failed by itself meanwhile has done so; one
+        // that ended well has not, for its client, to whom nothing was passed on from the stop on.
+        match ending.has_failed() && !is_over_limit {
+            true => ending,
+            false => Ending { usage: ending.usage, ..Err(stopped(reason)).into() },
         }
     }
 

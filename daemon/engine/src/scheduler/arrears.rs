@@ -35,7 +35,7 @@ const N_STEPS_LATE_MAX: f64 = 64.0;
 const KEPT_NS_MAX: f64 = 15_000_000.0;
 
 /// A kept step that lasts longer than its rows do alone does so because others keep the machine busy, up to so many times.
-const N_TIMES_LONGER: f64 = 1.5;
+const N_TIMES_LONGER: f64 = 2.0;
 
 /// A user that asked for no row for so long begins anew.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -63,8 +63,6 @@ pub(crate) struct Arrears {
     n_steps: u64,
     /// Steps that were kept for nobody.
     n_open_steps: u64,
-    /// How long steps may last that are kept for one user, for those lately that were not.
-    left_ns: f64,
     /// When the first step was taken in: times are told from then on.
     begun: Option<Instant>,
     last: Option<Duration>,
@@ -91,6 +89,8 @@ struct Pace {
     rides: (u64, usize),
     /// By how much it is behind.
     late_ns: f64,
+    /// How long steps may last that are kept for it, for those lately that were not.
+    left_ns: f64,
     /// What its commands have taken of the engine, and so of the device, since the last step.
     commands_ns: f64,
 }
@@ -111,8 +111,6 @@ pub(crate) struct Latest {
     pub(crate) user: ActorId,
     /// Whether the next step is to have its rows alone.
     pub(crate) is_very_late: bool,
-    /// It is due one part of the device in so many.
-    pub(crate) n_parts: f64,
 }
 
 /// A user with rows in a step that is taken in.
@@ -236,6 +234,7 @@ impl Arrears {
             alone: None,
             rides: (0, 0),
             late_ns: 0.0,
+            left_ns: 0.0,
             commands_ns: 0.0,
         };
         let pace = self.users.entry(owner.actor).or_insert_with(new);
@@ -291,27 +290,14 @@ impl Arrears {
         }
         let active = self.active();
         if let Some(last) = self.last.replace(now) {
-            let ns = ns_between(last, now);
-            // As much of the device as it is due, for what the others have of the rest.
-            let n_parts_of_others = latest.map_or(1.0, |latest| latest.n_parts - 1.0);
-            let (of_latest, of_others) = match latest.filter(|_| is_kept) {
-                // What others asked of the engine meanwhile is theirs, and how much longer it took beside them.
-                Some(latest) => {
-                    let of_commands = |is_of_latest| {
-                        let users =
-                            self.users.iter().filter(|&(&user, _)| (user == latest.user) == is_of_latest);
-                        users.map(|(_, pace)| pace.commands_ns).sum::<f64>()
-                    };
-                    let ns = elapsed.as_nanos() as f64;
-                    let alone = self.users.get(&latest.user).and_then(|pace| pace.alone_ns);
-                    let step_ns = alone.unwrap_or(ns).clamp(ns / N_TIMES_LONGER, ns);
-                    (step_ns + of_commands(true), ns - step_ns + of_commands(false))
+            match latest.filter(|_| is_kept) {
+                Some(Latest { user, .. }) => {
+                    let of_commands: f64 = self.users.values().map(|pace| pace.commands_ns).sum();
+                    let kept = Some((user, self.kept_ns(user, elapsed)));
+                    self.note_time(elapsed.as_nanos() as f64 + of_commands, kept, active);
                 }
-                None => (0.0, ns),
-            };
-            let given = of_others / n_parts_of_others;
-            let most = KEPT_NS_MAX.max(given).max(self.left_ns);
-            self.left_ns = (self.left_ns - of_latest + given).clamp(-KEPT_NS_MAX, most);
+                None => self.note_time(ns_between(last, now), None, active),
+            }
         }
         for rider in riders {
             let Some(pace) = self.users.get_mut(&rider.user) else { continue };
@@ -370,6 +356,31 @@ impl Arrears {
         }
     }
 
+    /// How much of a step that was kept for a user it has had, with its commands. What others asked of the engine meanwhile is
+    /// theirs, and how much longer it took beside them.
+    fn kept_ns(&self, user: ActorId, elapsed: Duration) -> f64 {
+        let ns = elapsed.as_nanos() as f64;
+        self.users
+            .get(&user)
+            .map_or(ns, |pace| pace.alone_ns.unwrap_or(ns).clamp(ns / N_TIMES_LONGER, ns) + pace.commands_ns)
+    }
+
+    /// So much time has passed, of which somebody has had a part in a step that was kept for it. Each user is due as much of the
+    /// device as it is for what the others have had of the rest.
+    fn note_time(&mut self, ns: f64, kept: Option<(ActorId, f64)>, active: Active) {
+        let n_open_steps = self.n_open_steps;
+        for (&user, pace) in &mut self.users {
+            let n_parts_of_others = active.n_parts(pace.share) - 1.0;
+            if n_open_steps - pace.active > N_STEPS_ACTIVE || n_parts_of_others <= 0.0 {
+                continue;
+            }
+            let own_ns = kept.filter(|(of, _)| *of == user).map_or(0.0, |(_, own_ns)| own_ns);
+            let given = (ns - own_ns).max(0.0) / n_parts_of_others;
+            let most = KEPT_NS_MAX.max(given).max(pace.left_ns);
+            pace.left_ns = (pace.left_ns - own_ns + given).clamp(-KEPT_NS_MAX, most);
+        }
+    }
+
     /// What a user's commands took of the engine, and so of the device.
     fn note_commands(&mut self, user: ActorId, ns: u64) {
         if let Some(pace) = self.users.get_mut(&user) {
@@ -412,12 +423,11 @@ impl Arrears {
         let keeps_pace = |pace: &Pace| active.keeps_pace(pace.share);
         let mut latest: Option<((bool, f64), Latest)> = None;
         for (&user, pace) in self.users.iter().filter(|(_, pace)| keeps_pace(pace)) {
-            let n_parts = active.n_parts(pace.share);
             let (late_ns, n_steps) = self.late(pace, active);
             let late = (n_steps > N_STEPS_VERY_LATE, late_ns);
             if n_steps > N_STEPS_LATE && latest.is_none_or(|(most, _)| late > most) && waits(user) {
-                let is_very_late = late.0 && self.left_ns > -KEPT_NS_MAX;
-                latest = Some((late, Latest { user, is_very_late, n_parts }));
+                let is_very_late = late.0 && pace.left_ns > -KEPT_NS_MAX;
+                latest = Some((late, Latest { user, is_very_late }));
             }
         }
         latest.map(|(_, latest)| latest)

@@ -137,6 +137,17 @@ async fn messages_reach_a_guest_that_was_uploaded_meanwhile() {
 }
 
 #[tokio::test]
+async fn a_guest_whose_last_words_were_lost_has_not_ended_well() {
+    let world = World::new();
+    let client = world.client().await;
+    let mut guest = start(&client, "last word", "").await;
+    assert!(matches!(guest.next().await, Some(Ok(Event::Started { .. }))));
+    guest.cancel();
+    let error = guest.text().await.expect_err("it was cancelled before it said them");
+    assert_eq!(code(&error), &ErrorCode::Cancelled);
+}
+
+#[tokio::test]
 async fn dropping_a_guest_cancels_it() {
     let world = World::new();
     let client = world.client().await;

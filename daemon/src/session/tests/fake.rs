@@ -82,6 +82,12 @@ async fn script(name: String, arguments: Vec<String>, mut io: GuestIo) -> Result
             }
             Ok(())
         }
+        // It ends well whatever becomes of what it says.
+        "last word" => {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let _ = text(&io, "bye").await;
+            Ok(())
+        }
         "large" => text(&io, "y".repeat(usize::try_from(number).unwrap())).await,
         "json" => {
             let json = "1".repeat(usize::try_from(number).unwrap());
@@ -135,7 +141,7 @@ impl Service for Fake {
         let token = CancellationToken::new();
         self.guests.lock().unwrap().insert(guest_id, token.clone());
         let (reason_sender, stopped) = tokio::sync::oneshot::channel::<StopReason>();
-        let is_stubborn = name == "stubborn";
+        let is_stubborn = matches!(name.as_str(), "stubborn" | "last word");
         let task = tokio::spawn(async move {
             let _alive = alive;
             let result = tokio::select! {

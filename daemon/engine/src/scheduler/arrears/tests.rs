@@ -14,7 +14,7 @@ fn owner(user: u32, share: u32) -> Owner {
 /// A device with a user that decodes, whose row takes a millisecond alone, and one with prompts.
 struct Device {
     arrears: Arrears,
-    owners: [Owner; 2],
+    owners: Vec<Owner>,
     now: Duration,
     step: u64,
     kept: Duration,
@@ -22,7 +22,11 @@ struct Device {
 
 impl Device {
     fn new(shares: [u32; 2]) -> Self {
-        let owners = [owner(1, shares[0]), owner(2, shares[1])];
+        Self::of(&shares)
+    }
+
+    fn of(shares: &[u32]) -> Self {
+        let owners = (1..).zip(shares).map(|(user, &share)| owner(user, share)).collect();
         let (arrears, now, kept) = (Arrears::default(), Duration::ZERO, Duration::ZERO);
         let mut device = Self { arrears, owners, now, step: 0, kept };
         (0..100).for_each(|_| device.step(MS, &[0]));
@@ -55,6 +59,20 @@ impl Device {
         self.arrears.note_step(ride, |_| Some(1_000_000));
     }
 
+    /// What part of the time each user has whose row takes so long, while all want one all the time.
+    fn parts(&mut self, times: &[Duration]) -> Vec<f64> {
+        let (mut had, begun) = (vec![Duration::ZERO; times.len()], self.now);
+        for _ in 0..10_000 {
+            let latest = self.arrears.latest(|_| true);
+            let kept = latest.filter(|latest| latest.is_very_late).map(|latest| latest.user.0 as usize - 1);
+            let riders = kept.map_or((0..times.len()).collect(), |user| vec![user]);
+            let rows: Vec<_> = riders.iter().map(|&user| (user, 1)).collect();
+            riders.iter().for_each(|&user| had[user] += times[user]);
+            self.ride(riders.iter().map(|&user| times[user]).sum(), &rows, latest, kept.is_some());
+        }
+        had.iter().map(|had| had.as_secs_f64() / (self.now - begun).as_secs_f64()).collect()
+    }
+
     /// Steps beside prompts that make each last so long; how long the user's rows take in the mean.
     fn beside_prompts(&mut self, time: Duration, n_steps: u32) -> f64 {
         let begun = self.now;
@@ -66,6 +84,15 @@ impl Device {
         }
         (self.now - begun).as_secs_f64() * 1000.0 / f64::from(n_steps)
     }
+}
+
+#[test]
+fn however_many_users_have_short_steps_they_have_their_parts_beside_one_with_long_ones() {
+    let mut device = Device::of(&[1; 10]);
+    let times = [[MS; 9].as_slice(), &[40 * MS]].concat();
+    (0..20).for_each(|_| device.ride(times[9], &[(9, 1)], None, false));
+    let parts = device.parts(&times);
+    assert!(parts.iter().all(|&part| part > 0.08), "{parts:?}");
 }
 
 #[test]
@@ -163,16 +190,7 @@ fn users_with_short_and_with_long_steps_have_the_same_part_of_their_pace() {
     let mut device = Device::new([1, 1]);
     let times = [MS, MS / 10];
     (0..20).for_each(|_| device.ride(times[1], &[(1, 1)], None, false));
-    let (mut had, begun) = ([Duration::ZERO; 2], device.now);
-    for _ in 0..10_000 {
-        let latest = device.arrears.latest(|_| true);
-        let kept = latest.filter(|latest| latest.is_very_late).map(|latest| latest.user.0 as usize - 1);
-        let riders = kept.map_or(vec![0, 1], |user| vec![user]);
-        let rows: Vec<_> = riders.iter().map(|&user| (user, 1)).collect();
-        riders.iter().for_each(|&user| had[user] += times[user]);
-        device.ride(riders.iter().map(|&user| times[user]).sum(), &rows, latest, kept.is_some());
-    }
-    let parts = had.map(|had| had.as_secs_f64() / (device.now - begun).as_secs_f64());
+    let parts = device.parts(&times);
     assert!(parts.iter().all(|part| (part - 0.5).abs() < 0.05), "{parts:?}");
 }
 

@@ -23,7 +23,7 @@ impl Scheduler {
             plan.decode_bound = plan.decode_bound.without_look();
             self.enqueue_all_again(std::mem::take(waiting).into_iter());
         }
-        if let Some(Latest { user, is_very_late, .. }) = plan.latest {
+        if let Some(Latest { user, is_very_late }) = plan.latest {
             let n_tokens = self.n_decode_tokens(plan);
             plan.of_user = Some(user);
             self.place_class(Class::Decode, n_rows_max, n_tokens, plan, waiting);
