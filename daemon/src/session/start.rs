@@ -72,6 +72,17 @@ enum Unstarted {
     Refused(ErrorBody),
 }
 
+/// What the client of a guest is told that was stopped. The service does not know why it was told to stop the guest. One that
+/// failed by itself meanwhile has done so; one that ended well has not, for its client, to whom nothing was passed on from the
+/// stop on.
+fn told(ending: Ending, reason: StopReason) -> Ending {
+    let is_over_limit = matches!(reason, StopReason::Overdrawn { .. } | StopReason::LimitExceeded);
+    match ending.has_failed() && !is_over_limit {
+        true => ending,
+        false => Ending { usage: ending.usage, ..Err(stopped(reason)).into() },
+    }
+}
+
 impl Lane {
     async fn wait_for_start(
         &self,
@@ -123,7 +134,7 @@ impl Lane {
         mut output: OutputReceiver,
         output_bytes: &mut u64,
     ) -> Ending {
-        let RunningGuest { guest_id, end, stop } = running;
+        let RunningGuest { guest_id, end, mut stop } = running;
         let mut end = AssertUnwindSafe(end).catch_unwind().boxed();
         self.send_own(Event::Started { guest_id });
         let mut is_open = true;
@@ -136,6 +147,8 @@ impl Lane {
                         return self.stop_followed(reason, stop, end, output).await;
                     }
                     Signal::Stop(reason) => {
+                        // First: a guest that finds its output closed fails by that.
+                        stop.stop(reason);
                         drop(output);
                         return self.stop(reason, stop, end).await;
                     }
@@ -160,9 +173,7 @@ impl Lane {
         while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
             match self.pass_on(next, output_bytes).await {
                 Ok(()) => {}
-                Err(Refused::Stopped(reason)) => {
-                    return Ending { usage: finish(ended).usage, ..Err(stopped(reason)).into() };
-                }
+                Err(Refused::Stopped(reason)) => return told(finish(ended), reason),
                 Err(Refused::TooLarge(error)) => return Err(error).into(),
             }
         }
@@ -176,13 +187,7 @@ impl Lane {
             Ok(ended) => finish(ended),
             Err(_) => Err(stopped(reason)).into(),
         };
-        let is_over_limit = matches!(reason, StopReason::Overdrawn { .. } | StopReason::LimitExceeded);
-        // The service does not know why it was told to stop the guest. One that failed by itself meanwhile has done so; one
-        // that ended well has not, for its client, to whom nothing was passed on from the stop on.
-        match ending.has_failed() && !is_over_limit {
-            true => ending,
-            false => Ending { usage: ending.usage, ..Err(stopped(reason)).into() },
-        }
+        told(ending, reason)
     }
 
     /// As [`Self::stop`], while the rest of the guest's recording or profile goes to the client: it says how far the guest

@@ -232,7 +232,7 @@ impl GuestSender {
     /// Tells the guest that no more messages will come.
     ///
     /// # Errors
-    /// The guest has ended, or the connection is lost.
+    /// The guest has ended, or the connection is lost. What ended the guest is the error if it may be tried again.
     pub async fn end_messages(&self) -> Result<(), Error> {
         let id = self.launch.running().await?;
         self.handle.connection.send(&ClientMessage::EndMessages { id });

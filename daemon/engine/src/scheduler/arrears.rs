@@ -325,7 +325,12 @@ impl Arrears {
                     let kept = Some((user, self.kept_ns(user, elapsed)));
                     self.note_time(elapsed.as_nanos() as f64 + of_commands, kept, active);
                 }
-                None => self.note_time(ns_between(last, now), None, active),
+                // While it rested, nobody had it.
+                None => self.note_time(
+                    ns_between(self.rested.map_or(last, |rested| rested.max(last)), now),
+                    None,
+                    active,
+                ),
             }
         }
         for rider in riders {
@@ -398,7 +403,8 @@ impl Arrears {
     }
 
     /// So much time has passed, of which somebody has had a part in a step that was kept for it. Each user is due as much of the
-    /// device as it is for what the others have had of the rest.
+    /// device as it is for what the others have had of the rest, but by how much longer than alone its own step was: otherwise
+    /// steps that last twice as long would cost nothing.
     fn note_time(&mut self, ns: f64, kept: Option<(ActorId, f64)>, active: Active) {
         let n_open_steps = self.n_open_steps;
         for (&user, pace) in &mut self.users {
@@ -406,8 +412,11 @@ impl Arrears {
             if n_open_steps - pace.active > N_STEPS_ACTIVE || n_parts_of_others <= 0.0 {
                 continue;
             }
-            let own_ns = kept.filter(|(of, _)| *of == user).map_or(0.0, |(_, own_ns)| own_ns);
-            let given = (ns - own_ns).max(0.0) / n_parts_of_others;
+            let (own_ns, of_others) = match kept {
+                Some((of, own_ns)) if of == user => (own_ns, 0.0),
+                _ => (0.0, ns),
+            };
+            let given = of_others / n_parts_of_others;
             let most = KEPT_NS_MAX.max(given).max(pace.left_ns);
             pace.left_ns = (pace.left_ns - own_ns + given).clamp(-KEPT_NS_MAX, most);
         }
