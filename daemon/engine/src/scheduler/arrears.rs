@@ -101,8 +101,6 @@ struct Pace {
 struct Alone {
     ns: f64,
     n_rows: usize,
-    /// Pages that each of them reads.
-    n_pages: f64,
     /// Whether nobody else shared the device when that was seen.
     is_certain: bool,
 }
@@ -121,23 +119,6 @@ pub(crate) struct Rider {
     pub(crate) user: ActorId,
     /// Rows that decode.
     pub(crate) n_decode_rows: usize,
-    /// Pages that those read.
-    pub(crate) n_pages: usize,
-}
-
-impl Rider {
-    fn n_pages_each(&self) -> f64 {
-        self.n_pages as f64 / self.n_decode_rows.max(1) as f64
-    }
-}
-
-/// How long steps of decode rows take, as far as that is known.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected<T> {
-    /// One of so many rows.
-    pub(crate) of_rows: T,
-    /// What is read of weights, in pages; 0 if that is not known.
-    pub(crate) weight_pages: f64,
 }
 
 /// A step that is taken in.
@@ -157,8 +138,7 @@ pub(crate) struct Ride<'a> {
 impl Scheduler {
     /// A row of a context is planned.
     pub(super) fn note_rider(&mut self, context: &ContextState, n_decode_rows: usize, plan: &mut Plan) {
-        let n_pages = n_decode_rows * context.kv.blocks().len();
-        self.commons.arrears.note_row(plan.step, &context.owner, [n_decode_rows, n_pages], &mut plan.riders);
+        self.commons.arrears.note_row(plan.step, &context.owner, n_decode_rows, &mut plan.riders);
     }
 
     /// A step is about to be taken in.
@@ -168,8 +148,7 @@ impl Scheduler {
         let now = now.saturating_duration_since(begun);
         let ride = Ride { now, elapsed, riders, latest: *latest, is_kept: *is_kept };
         let costs = &self.costs;
-        let of_rows = |n_rows| costs.target_ns(n_rows, 1.0);
-        self.commons.arrears.note_step(ride, Expected { of_rows, weight_pages: costs.weight_pages() });
+        self.commons.arrears.note_step(ride, |n_rows| costs.target_ns(n_rows, 1.0));
     }
 }
 
@@ -193,19 +172,12 @@ impl Commons {
 }
 
 impl Alone {
-    /// The same for other rows: as much longer as a step of so many is, which may take longer than it did then if others keep
-    /// the machine busy by now, as both do; and as much longer as it reads more.
-    fn ns_of(&self, rider: &Rider, expected: &Expected<impl Fn(usize) -> Option<u64>>) -> f64 {
-        let (n_rows, weight_pages) = (rider.n_decode_rows, expected.weight_pages);
-        let of_rows =
-            match (n_rows == self.n_rows, (expected.of_rows)(n_rows), (expected.of_rows)(self.n_rows)) {
-                (false, Some(ns), Some(of_own)) => self.ns * ns as f64 / of_own.max(1) as f64,
-                _ => self.ns,
-            };
-        let n_read = |n_pages_each: f64| weight_pages + n_rows as f64 * n_pages_each;
-        match weight_pages > 0.0 {
-            true => of_rows * n_read(rider.n_pages_each()) / n_read(self.n_pages),
-            false => of_rows,
+    /// The same for another number of rows: as much longer as such a step is, which may take longer than it did then if others
+    /// keep the machine busy by now, as both do.
+    fn ns_of(&self, n_rows: usize, expected_ns: &impl Fn(usize) -> Option<u64>) -> f64 {
+        match (n_rows == self.n_rows, expected_ns(n_rows), expected_ns(self.n_rows)) {
+            (false, Some(ns), Some(of_own)) => self.ns * ns as f64 / of_own.max(1) as f64,
+            _ => self.ns,
         }
     }
 
@@ -269,12 +241,12 @@ impl Arrears {
         (pace.share, pace.active) = (share, active);
     }
 
-    /// A row of a user's is planned: so many that decode, which read so many pages.
+    /// A row of a user's is planned.
     pub(crate) fn note_row(
         &mut self,
         step: u64,
         owner: &Owner,
-        [n_decode_rows, n_pages]: [usize; 2],
+        n_decode_rows: usize,
         riders: &mut Vec<Rider>,
     ) {
         let user = owner.actor;
@@ -287,14 +259,13 @@ impl Arrears {
                     (of, idx) if of == step && riders.get(idx).is_some_and(|rider| rider.user == user) => idx,
                     _ => {
                         pace.rides = (step, riders.len());
-                        riders.push(Rider { user, n_decode_rows: 0, n_pages: 0 });
+                        riders.push(Rider { user, n_decode_rows: 0 });
                         riders.len() - 1
                     }
                 }
             }
         };
         riders[idx].n_decode_rows += n_decode_rows;
-        riders[idx].n_pages += n_pages;
     }
 
     fn active(&self) -> Active {
@@ -306,8 +277,8 @@ impl Arrears {
         })
     }
 
-    /// A step was taken in.
-    pub(crate) fn note_step(&mut self, ride: Ride<'_>, expected: Expected<impl Fn(usize) -> Option<u64>>) {
+    /// A step was taken in; `expected_ns` is how long one of so many decode rows takes, if that is known.
+    pub(crate) fn note_step(&mut self, ride: Ride<'_>, expected_ns: impl Fn(usize) -> Option<u64>) {
         let Ride { now, elapsed, riders, latest, is_kept } = ride;
         self.n_steps += 1;
         self.n_open_steps += u64::from(!is_kept);
@@ -351,18 +322,15 @@ impl Arrears {
             if riders.len() == 1 && step + 1 == n_steps {
                 match &mut pace.alone {
                     Some(alone) if alone.is_certain || shares_device => {
-                        let of_others = alone.ns_of(rider, &expected);
+                        let of_others = alone.ns_of(n_rows, &expected_ns);
                         alone.learn(ns * alone.ns / of_others, shares_device);
                     }
-                    alone => {
-                        let n_pages = rider.n_pages_each();
-                        *alone = Some(Alone { ns, n_rows, n_pages, is_certain: !shares_device });
-                    }
+                    alone => *alone = Some(Alone { ns, n_rows, is_certain: !shares_device }),
                 }
             }
             pace.alone_ns = match &pace.alone {
-                Some(alone) => Some(alone.ns_of(rider, &expected)),
-                None => (expected.of_rows)(n_rows).map(|ns| ns as f64),
+                Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
+                None => expected_ns(n_rows).map(|ns| ns as f64),
             };
             pace.late_ns = match pace.alone_ns.filter(|_| active.keeps_pace(pace.share)) {
                 Some(alone_ns) => {

@@ -169,11 +169,6 @@ impl Costs {
         }
     }
 
-    /// What a step reads of weights, in pages; 0 if that is not known.
-    pub(super) fn weight_pages(&self) -> f64 {
-        self.weight_pages
-    }
-
     /// Decode rows of the last step that had any.
     pub(super) fn n_decode_rows(&self) -> usize {
         self.n_decode_rows

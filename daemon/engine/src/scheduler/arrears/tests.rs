@@ -5,9 +5,6 @@ use crate::account::{Account, Budget, GuestId, Priority, SessionId};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What a step reads of weights.
-const WEIGHT_PAGES: usize = 99;
-
 fn owner(user: u32, share: u32) -> Owner {
     let priority = Priority { share: NonZeroU32::new(share).expect("above 0"), rank: 0 };
     let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
@@ -20,8 +17,6 @@ struct Device {
     owners: Vec<Owner>,
     now: Duration,
     step: u64,
-    /// What each row that decodes reads.
-    n_pages: usize,
     kept: Duration,
 }
 
@@ -33,7 +28,7 @@ impl Device {
     fn of(shares: &[u32]) -> Self {
         let owners = (1..).zip(shares).map(|(user, &share)| owner(user, share)).collect();
         let (arrears, now, kept) = (Arrears::default(), Duration::ZERO, Duration::ZERO);
-        let mut device = Self { arrears, owners, now, step: 0, n_pages: 1, kept };
+        let mut device = Self { arrears, owners, now, step: 0, kept };
         (0..100).for_each(|_| device.step(MS, &[0]));
         device
     }
@@ -56,14 +51,12 @@ impl Device {
         self.step += 1;
         let mut riders = Vec::new();
         for &(user, n_decode_rows) in rows {
-            let n_pages = n_decode_rows * self.n_pages;
-            self.arrears.note_row(self.step, &self.owners[user], [n_decode_rows, n_pages], &mut riders);
+            self.arrears.note_row(self.step, &self.owners[user], n_decode_rows, &mut riders);
         }
         self.now += time;
         self.kept += if is_kept { time } else { Duration::ZERO };
         let ride = Ride { now: self.now, elapsed: time, riders: &riders, latest, is_kept };
-        let expected = Expected { of_rows: |_| Some(1_000_000), weight_pages: WEIGHT_PAGES as f64 };
-        self.arrears.note_step(ride, expected);
+        self.arrears.note_step(ride, |_| Some(1_000_000));
     }
 
     /// What part of the time each user has whose row takes so long, while all want one all the time.
@@ -129,20 +122,6 @@ fn nobody_is_late_who_is_alone_or_has_what_it_is_due() {
     let mut device = Device::new([1, 1]);
     device.beside_prompts(Duration::from_micros(1600), 1000);
     assert_eq!((device.arrears.latest(|_| true), device.kept), (None, Duration::ZERO));
-}
-
-#[test]
-fn who_reads_more_by_now_than_it_did_alone_is_not_late_by_that() {
-    for (n_pages, is_late) in [(1, true), (WEIGHT_PAGES, false)] {
-        let mut device = Device::new([1, 1]);
-        device.n_pages = n_pages;
-        device.beside_prompts(3 * MS, 20);
-        assert_eq!(
-            device.arrears.latest(|_| true).is_some() || device.kept > Duration::ZERO,
-            is_late,
-            "{n_pages}"
-        );
-    }
 }
 
 #[test]
