@@ -88,12 +88,23 @@ impl Core {
         if self.n_awaited(Privilege::AtOnce) == 0 {
             return None;
         }
+        if self.is_next_kept() {
+            // Nobody else's row would ride with it.
+            self.linger.still = Still::Over;
+            return None;
+        }
         if now < until {
             return Some(until);
         }
         self.linger.still = Still::Over;
         self.note_late(Privilege::AtOnce);
         None
+    }
+
+    /// Whether a user waits that is so far behind that it has the next step to itself.
+    fn is_next_kept(&self) -> bool {
+        let mut places = (0..self.residents.len()).filter(|&place| self.residents[place].is_some());
+        places.any(|place| self.commons.latest_at(place).is_some_and(|latest| latest.is_very_late))
     }
 
     fn plans_late_until(&mut self, now: Instant) -> Option<Instant> {
