@@ -155,6 +155,9 @@ impl Lane {
                 },
                 next = output.recv(), if is_open => match next {
                     Some(next) => if let Err(ending) = self.pass_on(next, output_bytes).await {
+                        if let Refused::Stopped(reason) = ending {
+                            stop.stop(reason);
+                        }
                         drop(output);
                         return match ending {
                             Refused::Stopped(reason) => self.stop(reason, stop, end).await,

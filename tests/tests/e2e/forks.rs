@@ -23,14 +23,19 @@ fn median(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
+/// By then an engine has carried out what it was asked.
+const COMMANDS_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// What an engine says of itself once it has so many contexts. Commands of one guest are taken in by and by, and a question
 /// that comes after them is another's.
 async fn until_contexts(model: &ModelHandle, n_contexts: usize) -> EngineStats {
+    let begun = Instant::now();
     loop {
         let stats = model.stats().await.expect("the engine lives");
         if stats.n_contexts == n_contexts {
             return stats;
         }
+        assert!(begun.elapsed() < COMMANDS_TIME_MAX, "{n_contexts} contexts: {stats:?}");
     }
 }
 

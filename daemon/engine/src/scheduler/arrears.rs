@@ -30,8 +30,8 @@ const N_STEPS_VERY_LATE: f64 = 4.0;
 /// And by how many at most, of the user whose steps are longest: what is beyond that is forgotten, for all alike.
 const N_STEPS_LATE_MAX: f64 = 64.0;
 
-/// How much longer than it is due for other steps those may last that are kept for one user, and how long they may last in a
-/// row, if no other step has lasted longer.
+/// How much longer than it is due for the time of others the steps may last that are kept for a user, and how much longer than is
+/// due for open steps those that are kept for anybody; and how much of either may be saved up, if no step has lasted longer.
 const KEPT_NS_MAX: f64 = 15_000_000.0;
 
 /// A kept step that lasts longer than its rows do alone does so because others keep the machine busy, up to so many times.
@@ -63,6 +63,8 @@ pub(crate) struct Arrears {
     n_steps: u64,
     /// Steps that were kept for nobody.
     n_open_steps: u64,
+    /// How long steps may last that are kept for anybody, for those lately that were not: who has prompts alone is never late.
+    left_ns: f64,
     /// When the first step was taken in: times are told from then on.
     begun: Option<Instant>,
     last: Option<Duration>,
@@ -89,8 +91,10 @@ struct Pace {
     rides: (u64, usize),
     /// By how much it is behind.
     late_ns: f64,
-    /// How long steps may last that are kept for it, for those lately that were not.
+    /// How long steps may last that are kept for it, for what others have had lately.
     left_ns: f64,
+    /// Rows that decode of its last steps.
+    n_rows: usize,
     /// What its commands have taken of the engine, and so of the device, since the last step.
     commands_ns: f64,
 }
@@ -164,6 +168,15 @@ impl Commons {
         self.arrears.rested = begun.map(|begun| now.saturating_duration_since(begun));
     }
 
+    /// Whether the next step of the model at this place has the rows of one user alone, who waits with all that it is likely to
+    /// want.
+    pub(crate) fn is_next_kept(&self, place: usize) -> bool {
+        self.latest_at(place).is_some_and(|Latest { user, is_very_late }| {
+            let n_rows = self.arrears.users.get(&user).map_or(0, |pace| pace.n_rows);
+            is_very_late && self.queue.len_of(Lane::of(place, Class::Decode), user) >= n_rows.max(1)
+        })
+    }
+
     /// The user that is furthest behind among those who wait for the model at this place.
     pub(crate) fn latest_at(&self, place: usize) -> Option<Latest> {
         let lanes = [Class::Decode, Class::Prompt].map(|class| Lane::of(place, class));
@@ -235,6 +248,7 @@ impl Arrears {
             rides: (0, 0),
             late_ns: 0.0,
             left_ns: 0.0,
+            n_rows: 0,
             commands_ns: 0.0,
         };
         let pace = self.users.entry(owner.actor).or_insert_with(new);
@@ -310,6 +324,7 @@ impl Arrears {
             if rider.n_decode_rows == 0 {
                 continue;
             }
+            pace.n_rows = rider.n_decode_rows.max(pace.n_rows.saturating_sub(1));
             let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
             let since = since.map_or(before, |since| since.max(before));
             if since.saturating_sub(before) > PAUSE {
@@ -372,8 +387,13 @@ impl Arrears {
 
     /// So much time has passed, of which somebody has had a part in a step that was kept for it. Each user is due as much of the
     /// device as it is for what the others have had of the rest, but by how much longer than alone its own step was: otherwise
-    /// steps that last twice as long would cost nothing.
+    /// steps that last twice as long would cost nothing. Open steps have one part in as many as there are users.
     fn note_time(&mut self, ns: f64, kept: Option<(ActorId, f64)>, active: Active) {
+        let n_others = (active.n_users - 1.0).max(0.0);
+        self.left_ns = match kept {
+            Some(_) => self.left_ns - ns,
+            None => (self.left_ns + n_others * ns).min(KEPT_NS_MAX.max(n_others * ns).max(self.left_ns)),
+        };
         let n_open_steps = self.n_open_steps;
         for (&user, pace) in &mut self.users {
             let n_parts_of_others = active.n_parts(pace.share) - 1.0;
@@ -382,7 +402,7 @@ impl Arrears {
             }
             let (own_ns, of_others) = match kept {
                 Some((of, own_ns)) if of == user => (own_ns, 0.0),
-                _ => (0.0, ns),
+                _ => (0.0, (ns - pace.commands_ns).max(0.0)),
             };
             let given = of_others / n_parts_of_others;
             let most = KEPT_NS_MAX.max(given).max(pace.left_ns);
@@ -435,7 +455,7 @@ impl Arrears {
             let (late_ns, n_steps) = self.late(pace, active);
             let late = (n_steps > N_STEPS_VERY_LATE, late_ns);
             if n_steps > N_STEPS_LATE && latest.is_none_or(|(most, _)| late > most) && waits(user) {
-                let is_very_late = late.0 && pace.left_ns > -KEPT_NS_MAX;
+                let is_very_late = late.0 && pace.left_ns.min(self.left_ns) > -KEPT_NS_MAX;
                 latest = Some((late, Latest { user, is_very_late }));
             }
         }

@@ -84,8 +84,9 @@ async fn script(name: String, arguments: Vec<String>, mut io: GuestIo) -> Result
         }
         // It ends well whatever becomes of what it says.
         "last word" => {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            let _ = text(&io, "bye").await;
+            while text(&io, "bye").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             Ok(())
         }
         "large" => text(&io, "y".repeat(usize::try_from(number).unwrap())).await,

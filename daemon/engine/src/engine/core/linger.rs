@@ -101,10 +101,11 @@ impl Core {
         None
     }
 
-    /// Whether a user waits that is so far behind that it has the next step to itself.
+    /// Whether the next step has the rows of one user alone, and all of them wait.
     fn is_next_kept(&self) -> bool {
         let mut places = (0..self.residents.len()).filter(|&place| self.residents[place].is_some());
-        places.any(|place| self.commons.latest_at(place).is_some_and(|latest| latest.is_very_late))
+        let late = places.find(|&place| self.commons.latest_at(place).is_some());
+        late.is_some_and(|place| self.commons.is_next_kept(place))
     }
 
     fn plans_late_until(&mut self, now: Instant) -> Option<Instant> {

@@ -96,6 +96,49 @@ fn however_many_users_have_short_steps_they_have_their_parts_beside_one_with_lon
 }
 
 #[test]
+fn who_has_prompts_alone_has_its_part_beside_users_who_are_late_all_the_time() {
+    for n_decoding in [2, 6, 9] {
+        let mut device = Device::of(&vec![1; n_decoding + 1]);
+        let all: Vec<_> = (0..n_decoding).map(|user| (user, 1)).chain([(n_decoding, 0)]).collect();
+        let (begun, mut open) = (device.now, Duration::ZERO);
+        for _ in 0..10_000 {
+            match device.arrears.latest(|user| user.0 as usize <= n_decoding) {
+                // Others keep the machine busy: it lasts twice as long as alone.
+                Some(Latest { user, is_very_late: true }) => {
+                    let latest = Some(Latest { user, is_very_late: true });
+                    device.ride(2 * MS, &[(user.0 as usize - 1, 1)], latest, true);
+                }
+                latest => {
+                    open += 20 * MS;
+                    device.ride(20 * MS, &all, latest, false);
+                }
+            }
+        }
+        let part = open.as_secs_f64() / (device.now - begun).as_secs_f64();
+        assert!(part > 0.9 / (n_decoding + 1) as f64, "{n_decoding}: {part}");
+    }
+}
+
+#[test]
+fn users_who_were_late_together_decode_together_again() {
+    let mut device = Device::of(&[1; 9]);
+    let all: Vec<_> = (0..9).map(|user| (user, 1)).collect();
+    device.ride(20 * MS, &all, None, false);
+    let mut kept_last = 0;
+    for step in 0..2_000 {
+        let latest = device.arrears.latest(|_| true);
+        match latest.filter(|latest| latest.is_very_late) {
+            Some(Latest { user, .. }) => {
+                kept_last = step;
+                device.ride(MS, &[(user.0 as usize - 1, 1)], latest, true);
+            }
+            None => device.ride(MS, &all, latest, false),
+        }
+    }
+    assert!(kept_last < 1_000, "{kept_last}");
+}
+
+#[test]
 fn a_user_that_decodes_has_its_part_of_its_pace_however_long_steps_are() {
     for (shares, n_parts) in [([1, 1], 2.0), ([3, 3], 2.0)] {
         for time in [2, 5, 20, 60] {
