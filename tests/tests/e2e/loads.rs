@@ -444,16 +444,19 @@ fn a_load_that_is_given_up_is_taken_back() {
             if is_loaded {
                 client.unload_model("draft", DRAIN).await.expect("it goes");
             }
-            // What comes after it waits for it. One that was done before the daemon heard that it was given up stays.
-            let again = async || match client.load_model("draft", None, |_, _| {}).await {
-                Ok(_) => true,
-                Err(_) => {
-                    if daemon.model(Some("draft")).is_some() {
-                        assert!(wait_us > 1_000, "nothing is loaded as fast");
-                        client.unload_model("draft", DRAIN).await.expect("it goes");
-                    }
-                    false
+            // What comes after it waits for it. One that was done before it was given up stays.
+            let gone = until("the model is gone", async || daemon.model(Some("draft")).is_none());
+            if tokio::time::timeout(Duration::from_secs(5), gone).await.is_err() {
+                assert!(wait_us > 1_000, "nothing is loaded as fast");
+                client.unload_model("draft", DRAIN).await.expect("it goes");
+            }
+            // The daemon may hear that late, and have it only now.
+            let again = async || {
+                let is_loaded = client.load_model("draft", None, |_, _| {}).await.is_ok();
+                if !is_loaded {
+                    let _ = client.unload_model("draft", DRAIN).await;
                 }
+                is_loaded
             };
             until("it can be loaded again", again).await;
             client.unload_model("draft", DRAIN).await.expect("it goes");
