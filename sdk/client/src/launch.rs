@@ -31,7 +31,7 @@ enum Phase {
         id: u64,
     },
     Ended,
-    /// What ended it may be tried again: the daemon was about to end, or the device failed.
+    /// What ended it may be tried again: the daemon was about to end, for one.
     Cut(Error),
     /// It may have ended or not: the connection was lost before the daemon said.
     Lost(Lost),

@@ -45,7 +45,7 @@ const N_COMPONENTS_CHECKED: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Moment {
-    /// Before it takes connections, or as it does.
+    /// Before it answers, or as it does.
     Starting,
     /// Under its clients.
     Serving,
