@@ -4,6 +4,7 @@
 //! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for.
 //! Models come and go; a step is of the one whose users are furthest behind.
 
+mod held;
 mod late;
 mod linger;
 mod memory;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use self::held::Held;
 use self::linger::Linger;
 use self::memory::Pool;
 use super::KvBounds;
@@ -113,6 +115,7 @@ pub(super) struct Core {
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
     linger: Linger,
+    held: Held,
     /// Whether the last turn left the device at work: guests that ask now are in time.
     waits_for_device: bool,
     /// What was found while the layers of the last step were waited for; the next turn sees to it.
@@ -140,6 +143,7 @@ impl Core {
         let next = self.go_on(now, inputs, is_beside_device);
         self.waits_for_device = matches!(next, Ok(Next::Device));
         self.outbox.take(completions);
+        self.hold_back(&next, completions);
         next
     }
 
@@ -225,8 +229,11 @@ impl Core {
 
     /// Waits until the device is done with the oldest step.
     pub(super) fn wait(&mut self) {
-        let &(place, _) = self.under_way.front().expect("a step is under way");
-        self.collected = Some(self.resident(place).backend.collect());
+        let Self { under_way, residents, held, .. } = self;
+        let (place, plan) = under_way.front().expect("a step is under way");
+        let resident = residents[*place].as_mut().expect("a model with a step under way is there");
+        held.note_step(plan, resident.backend.oldest_step());
+        self.collected = Some(resident.backend.collect());
     }
 
     /// Where the oldest step under way is computed, if there is one.

@@ -36,6 +36,9 @@ const N_HINTS: usize = 32;
 const OF_ONE_NS: u64 = 100_000;
 const OF_USER_NS: u64 = 200_000;
 
+/// What those of a user may while the device waits for another, with whom nobody rides.
+const BESIDE_FAVOURED_NS: u64 = 25_000;
+
 /// Turns that follow one another at once, such as those that take a step in and submit the next, are one for that, up to so many.
 const N_TURNS_AT_ONCE: usize = 3;
 
@@ -184,6 +187,8 @@ impl Users {
 /// What commands have cost in this turn.
 #[derive(Default)]
 struct Spent {
+    /// For whom the device waits.
+    favoured: Option<ActorId>,
     by_guest: FxHashMap<CallerId, u64>,
     by_user: FxHashMap<ActorId, u64>,
 }
@@ -205,8 +210,13 @@ impl Spent {
 
     fn may_go_on(&self, caller: CallerId, users: &Users) -> bool {
         let of_guest = self.by_guest.get(&caller).copied();
-        let of_user = users.of_guests.get(&caller).and_then(|user| self.by_user.get(user)).copied();
-        let user_may = of_user.is_none_or(|ns| ns < OF_USER_NS);
+        let user = users.of_guests.get(&caller);
+        let of_user = user.and_then(|user| self.by_user.get(user)).copied();
+        let most_ns = match (self.favoured, user) {
+            (Some(favoured), Some(&user)) if user != favoured => BESIDE_FAVOURED_NS,
+            _ => OF_USER_NS,
+        };
+        let user_may = of_user.is_none_or(|ns| ns < most_ns);
         let is_first_of_lone_user = of_guest.is_none() && !users.are_several();
         caller == DESK || is_first_of_lone_user || user_may && of_guest.is_none_or(|ns| ns < OF_ONE_NS)
     }
@@ -276,14 +286,15 @@ impl Inbox {
     }
 
     /// What has come in by now and no more: guests that ask faster than they are answered would keep the engine from
-    /// computing.
-    pub(super) fn inputs(&mut self) -> Taken<'_> {
+    /// computing. `favoured` is a user for whom the device waits.
+    pub(super) fn inputs(&mut self, favoured: Option<ActorId>) -> Taken<'_> {
         // Nobody waits for what a lone user asks.
         if self.n_turns == 0 || self.n_turns >= N_TURNS_AT_ONCE || !self.users.are_several() {
             self.n_turns = 0;
             self.spent.clear();
         }
         self.n_turns += 1;
+        self.spent.favoured = favoured;
         self.deferred.begin_turn();
         let n_left = self.messages.len();
         Taken { inbox: self, n_left, last: DESK, since: None, cost: None }
@@ -436,145 +447,11 @@ impl Inbox {
     /// Says to all guests that nothing more will come, also to those that have only just entered.
     pub(super) fn close(mut self) {
         self.messages.close();
-        let mut inputs = self.inputs();
+        let mut inputs = self.inputs(None);
         while inputs.next(0).is_some() {}
         self.postboxes.values().for_each(|mailbox| mailbox.close());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::command::{ContextId, Edit, Operation};
-    use crate::completion::Tag;
-
-    const PRICE_NS: u64 = OF_ONE_NS / 4;
-
-    /// A guest's command with a number.
-    fn command(from: u64, number: usize) -> Posted {
-        let edit = Edit { n_kept: number, ..Edit::default() };
-        Posted::new(CallerId(from), Message::Operation(Operation::Edit { id: ContextId::LEAST, edit }))
-    }
-
-    /// A mask of a guest's.
-    fn mask(from: u64) -> Posted {
-        let (id, tag) = (ContextId::LEAST, Tag::new(0, 0));
-        let mask = Arc::new(crate::sampling::TokenMask::all(1));
-        let operation = Operation::Mask { id, tag, position: 0, turn: 0, mask, expected: None };
-        Posted::new(CallerId(from), Message::Operation(operation))
-    }
-
-    /// Stands for a mask among numbers.
-    const MASK: usize = usize::MAX;
-
-    /// The numbers of the commands that a turn carries out, each of which costs so much.
-    fn turn(inbox: &mut Inbox, price_ns: u64) -> Vec<usize> {
-        let (mut inputs, mut numbers, mut last_ns) = (inbox.inputs(), Vec::new(), 0);
-        while let Some(input) = inputs.next(last_ns) {
-            last_ns = price_ns;
-            match input {
-                EngineInput::Operation(Operation::Edit { edit, .. }) => numbers.push(edit.n_kept),
-                EngineInput::Operation(Operation::Mask { .. }) => numbers.push(MASK),
-                _ => panic!("a command"),
-            }
-        }
-        inbox.end_turn(false);
-        numbers
-    }
-
-    #[test]
-    fn commands_of_a_guest_that_take_long_wait_for_the_next_turn_and_nobody_else_does() {
-        let (sender, messages) = mpsc::unbounded_channel();
-        let mut inbox = Inbox::new(messages, Arc::default());
-        for number in 0..10 {
-            assert!(sender.send(command(1, number)).is_ok());
-        }
-        assert!(sender.send(command(2, 100)).is_ok());
-        assert_eq!(turn(&mut inbox, PRICE_NS), [0, 1, 2, 3, 100]);
-        // What comes later from that guest stays behind.
-        assert!(sender.send(command(1, 10)).is_ok());
-        assert!(sender.send(command(2, 101)).is_ok());
-        assert_eq!(turn(&mut inbox, PRICE_NS), [4, 5, 6, 7, 101]);
-        assert!(!inbox.is_empty());
-        assert_eq!(turn(&mut inbox, PRICE_NS), [8, 9, 10]);
-        assert!(inbox.is_empty() && inbox.deferred.queues.is_empty());
-    }
-
-    /// An inbox with commands of 40 guests, three of each; every second is of the second of two users, or all are of one.
-    fn crowd(n_users: u32) -> (mpsc::UnboundedSender<Posted>, Inbox) {
-        let (sender, messages) = mpsc::unbounded_channel();
-        let mut inbox = Inbox::new(messages, Arc::default());
-        for guest in 1..=40 {
-            inbox.users.enter(CallerId(guest.into()), ActorId(guest % n_users));
-            for number in 0..3 {
-                assert!(sender.send(command(guest.into(), number)).is_ok());
-            }
-        }
-        (sender, inbox)
-    }
-
-    /// More than a command takes here on a busy machine.
-    const LONG_NS: u64 = OF_USER_NS / 3 + 1;
-
-    #[test]
-    fn guests_of_a_lone_user_whose_commands_take_long_get_one_each_once_their_time_is_up() {
-        let (_sender, mut inbox) = crowd(1);
-        let first = turn(&mut inbox, LONG_NS);
-        assert_eq!(first.iter().filter(|&&number| number == 0).count(), 40);
-        assert!(first.len() <= 42, "{first:?}");
-        while !turn(&mut inbox, 0).is_empty() {}
-        assert!(inbox.is_empty());
-    }
-
-    #[test]
-    fn a_crowd_of_one_of_two_users_has_what_a_user_has() {
-        let (_sender, mut inbox) = crowd(2);
-        // Each of the users has three; those of its guests that had none are next.
-        assert_eq!(turn(&mut inbox, LONG_NS), [0, 1, 0, 1, 0, 0]);
-        let first_two = [1, 2].map(|guest| inbox.deferred.queues[&CallerId(guest)].len());
-        assert_eq!(first_two, [1, 1]);
-        assert_eq!(turn(&mut inbox, LONG_NS), [0, 1, 0, 1, 0, 0]);
-        let mut n_turns = 2;
-        while !turn(&mut inbox, LONG_NS).is_empty() {
-            n_turns += 1;
-        }
-        assert!(inbox.is_empty() && inbox.deferred.queues.is_empty());
-        assert!((20..=22).contains(&n_turns), "{n_turns}");
-    }
-
-    #[test]
-    fn turns_that_follow_at_once_are_one_for_a_crowd_beside_others() {
-        let (_sender, mut inbox) = crowd(2);
-        let n_taken = |inbox: &mut Inbox| {
-            let (mut inputs, mut n, mut last_ns) = (inbox.inputs(), 0, 0);
-            while inputs.next(last_ns).is_some() {
-                (n, last_ns) = (n + 1, LONG_NS);
-            }
-            inbox.end_turn(true);
-            n
-        };
-        let taken: Vec<_> = (0..2 * N_TURNS_AT_ONCE).map(|_| n_taken(&mut inbox)).collect();
-        assert_eq!(taken, [6, 0, 0, 6, 0, 0]);
-    }
-
-    #[test]
-    fn a_mask_of_a_guest_that_asks_little_waits_for_no_other_guest() {
-        let (sender, mut inbox) = crowd(2);
-        inbox.users.enter(CallerId(42), ActorId(1));
-        assert!(sender.send(mask(42)).is_ok());
-        assert!(turn(&mut inbox, LONG_NS).contains(&MASK));
-        while !turn(&mut inbox, LONG_NS).is_empty() {}
-        assert!(inbox.is_empty());
-    }
-
-    #[test]
-    fn who_has_left_is_no_user() {
-        let mut users = Users::default();
-        (1..=3_u32).for_each(|guest| users.enter(CallerId(guest.into()), ActorId(guest % 2)));
-        assert!(users.are_several());
-        users.leave(CallerId(2));
-        assert!(!users.are_several());
-        users.leave(CallerId(2));
-        assert_eq!((users.of_guests.len(), users.n_guests[&ActorId(1)]), (2, 2));
-    }
-}
+mod tests;

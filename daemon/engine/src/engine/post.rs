@@ -30,7 +30,8 @@ impl Post {
         now: Instant,
         port: Port,
     ) -> Result<Next, EngineFailure> {
-        let next = core.turn(now, inbox.inputs(), &mut self.completions);
+        let inputs = inbox.inputs(core.favoured(now));
+        let next = core.turn(now, inputs, &mut self.completions);
         inbox.end_turn(matches!(next, Ok(Next::Turn)));
         // Before any guest is told an error of it.
         for (model, failure) in core.take_failed() {

@@ -139,6 +139,13 @@ pub(crate) struct Ride<'a> {
     pub(crate) is_kept: bool,
 }
 
+impl Plan {
+    /// The user for which it was kept, if it was.
+    pub(crate) fn kept_for(&self) -> Option<ActorId> {
+        self.latest.filter(|_| self.is_kept).map(|latest| latest.user)
+    }
+}
+
 impl Scheduler {
     /// A row of a context is planned.
     pub(super) fn note_rider(&mut self, context: &ContextState, n_decode_rows: usize, plan: &mut Plan) {
@@ -168,13 +175,13 @@ impl Commons {
         self.arrears.rested = begun.map(|begun| now.saturating_duration_since(begun));
     }
 
-    /// Whether the next step of the model at this place has the rows of one user alone, who waits with all that it is likely to
-    /// want.
-    pub(crate) fn is_next_kept(&self, place: usize) -> bool {
-        self.latest_at(place).is_some_and(|Latest { user, is_very_late }| {
-            let n_rows = self.arrears.users.get(&user).map_or(0, |pace| pace.n_rows);
-            is_very_late && self.queue.len_of(Lane::of(place, Class::Decode), user) >= n_rows.max(1)
-        })
+    /// The user that is furthest behind at this place, if the next step of the model there has its rows alone, and it waits with
+    /// all that it is likely to want.
+    pub(crate) fn next_kept_for(&self, place: usize, latest: Latest) -> Option<ActorId> {
+        let Latest { user, is_very_late } = latest;
+        let n_rows = self.arrears.users.get(&user).map_or(0, |pace| pace.n_rows);
+        let wait = || self.queue.len_of(Lane::of(place, Class::Decode), user) >= n_rows.max(1);
+        (is_very_late && wait()).then_some(user)
     }
 
     /// The user that is furthest behind among those who wait for the model at this place.

@@ -257,6 +257,11 @@ impl Commons {
         self.callers.remove(&caller).map(|owner| owner.guest)
     }
 
+    /// Whose guest a caller is, while it is there.
+    pub(crate) fn user_of(&self, caller: CallerId) -> Option<ActorId> {
+        self.callers.get(&caller).map(|owner| owner.actor)
+    }
+
     /// Callers that have entered and not left.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn n_callers(&self) -> usize {

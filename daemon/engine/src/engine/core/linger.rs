@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::account::ActorId;
 use crate::backend::OldestStep;
 use crate::scheduler::{Privilege, Scheduler};
 
@@ -88,7 +89,7 @@ impl Core {
         if self.n_awaited(Privilege::AtOnce) == 0 {
             return None;
         }
-        if self.is_next_kept() {
+        if self.next_kept_for().is_some() {
             // Nobody else's row would ride with it.
             self.linger.still = Still::Over;
             return None;
@@ -101,11 +102,11 @@ impl Core {
         None
     }
 
-    /// Whether the next step has the rows of one user alone, and all of them wait.
-    fn is_next_kept(&self) -> bool {
-        let mut places = (0..self.residents.len()).filter(|&place| self.residents[place].is_some());
-        let late = places.find(|&place| self.commons.latest_at(place).is_some());
-        late.is_some_and(|place| self.commons.is_next_kept(place))
+    /// The user whose rows alone the next step has, if all of them wait.
+    pub(super) fn next_kept_for(&self) -> Option<ActorId> {
+        let places = (0..self.residents.len()).filter(|&place| self.residents[place].is_some());
+        let mut late = places.filter_map(|place| self.commons.latest_at(place).map(|latest| (place, latest)));
+        late.next().and_then(|(place, latest)| self.commons.next_kept_for(place, latest))
     }
 
     fn plans_late_until(&mut self, now: Instant) -> Option<Instant> {

@@ -1,5 +1,6 @@
 //! The engine over a device that has two steps under way and computes when the test says so.
 
+mod held;
 mod kept;
 mod linger;
 mod memory;
