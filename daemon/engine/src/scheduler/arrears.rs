@@ -184,6 +184,11 @@ impl Commons {
         (is_very_late && wait()).then_some(user)
     }
 
+    /// Whether steps would be kept for a user if it waited.
+    pub(crate) fn is_very_late(&self, user: ActorId) -> bool {
+        self.arrears.latest(|other| other == user).is_some_and(|latest| latest.is_very_late)
+    }
+
     /// The user that is furthest behind among those who wait for the model at this place.
     pub(crate) fn latest_at(&self, place: usize) -> Option<Latest> {
         let lanes = [Class::Decode, Class::Prompt].map(|class| Lane::of(place, class));

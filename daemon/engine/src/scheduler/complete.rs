@@ -45,7 +45,10 @@ impl Scheduler {
         self.commons.note_step(self.settings.place, alone_ns);
         let target_ns = alone_ns.map(|ns| (ns as f64 * self.settings.latency_multiple) as u64);
         self.debt.note_step(elapsed_ns, plan.work.n_prompt_tokens > 0, target_ns);
-        self.returns.note_missed();
+        if !plan.is_kept {
+            // Nobody else could have ridden with that, and who waits for its end has not been answered.
+            self.returns.note_missed();
+        }
         self.end_failed_jobs(None);
         let mut outputs = outputs.into_iter();
         let mut let_go: SmallVec<[ContextId; 4]> = SmallVec::new();

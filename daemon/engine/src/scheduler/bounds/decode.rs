@@ -10,6 +10,9 @@
 //! That leaves each its part: where a step of `r` rows lasts `f + c · r`, the most that a guest with any number of rows
 //! could have of one part in `n` is `1 / (n · c)` rows in a time, and that is what a step of this length has room for.
 //!
+//! Prompts that ride with decode rows make a step longer, by a part of what those last. Where some wait, the bound leaves
+//! them that part of what the guest may wait.
+//!
 //! A guest that is away for a moment comes back to a step that is under way. So while several users decode, none lasts longer than a
 //! moment, whoever has rows in it: a search of some hundred rows could otherwise be silence for others.
 //!
@@ -134,7 +137,8 @@ impl Scheduler {
     fn bound_by_patience(&mut self, n_all: usize) -> DecodeBound {
         let Some(share) = self.least_patient(n_all) else { return DecodeBound::None };
         let over_ns = self.pace.over_ns;
-        let grain = if share.n_parts > 1.0 && share.n_parts < 2.0 { Grain::Fine } else { Grain::Coarse };
+        let n_parts = self.parts_for_decode_rows(share.n_parts);
+        let grain = if n_parts > 1.0 && n_parts < 2.0 { Grain::Fine } else { Grain::Coarse };
         self.pace.grain = grain;
         let times = self.costs.decode(grain);
         let Some(alone_ns) = times.ns(share.n_rows).filter(|_| times.is_known(share.n_rows)) else {
@@ -143,7 +147,7 @@ impl Scheduler {
                 false => DecodeBound::None,
             };
         };
-        let ns = alone_ns * share.n_parts;
+        let ns = alone_ns * n_parts;
         let n_rows = times.n_rows_within(ns - over_ns).max(share.n_rows);
         let n_more = grain.next_told_apart(n_rows).min(n_all);
         let look = if n_rows < n_all { Look::Often } else { Look::Rarely };
@@ -156,6 +160,14 @@ impl Scheduler {
             DecodeBound::Look { n_rows: n_more, ns: Some(ns) }
         } else {
             DecodeBound::Within { n_rows, ns }
+        }
+    }
+
+    /// Of the parts of its own time that a guest may wait, those that decode rows may take: prompts that wait have some too.
+    fn parts_for_decode_rows(&self, n_parts: f64) -> f64 {
+        match self.n_queued(Class::Prompt) {
+            0 => n_parts,
+            _ => (n_parts / self.settings.latency_multiple).max(1.0),
         }
     }
 
