@@ -115,6 +115,7 @@ pub(super) struct Core {
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
     linger: Linger,
+    /// Answers that wait for a step of another user.
     held: Held,
     /// Whether the last turn left the device at work: guests that ask now are in time.
     waits_for_device: bool,

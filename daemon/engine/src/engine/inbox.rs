@@ -36,7 +36,8 @@ const N_HINTS: usize = 32;
 const OF_ONE_NS: u64 = 100_000;
 const OF_USER_NS: u64 = 200_000;
 
-/// What those of a user may while the device waits for another, with whom nobody rides.
+/// What the commands of a user's guests may cost while the device waits for another user, whose next step nobody else rides
+/// with.
 const BESIDE_FAVOURED_NS: u64 = 25_000;
 
 /// Turns that follow one another at once, such as those that take a step in and submit the next, are one for that, up to so many.

@@ -1,9 +1,11 @@
 //! Answers that wait for a step.
 //!
-//! Where the engine's thread computes steps itself, guests have the processors and the memory's time from it that they use
-//! meanwhile. So while it computes a step that is kept for one user ([`Plan::kept_for`]), one guest of each other user has its
-//! answer, and the answers to the rest, who could do nothing more with the device before the end of that step, wait for it.
-//! They wait for one step, however many follow. Tokens of runs, which guests take when they like, do not wait.
+//! Where the engine's thread computes steps itself, guests that run meanwhile take processor time and memory bandwidth from
+//! it. So while it computes a step that is kept for one user ([`Plan::kept_for`]), one guest of each other user has its answer,
+//! and the answers to the rest, who could do nothing more with the device before the end of that step, wait for it. They wait
+//! for one step, however many follow. Tokens of runs, which guests take when they like, do not wait.
+//!
+//! Which step comes next is foreseen ([`Core::next_kept_for`]) and may turn out otherwise: then they are given after it.
 
 use std::time::Instant;
 

@@ -102,7 +102,7 @@ impl Core {
         None
     }
 
-    /// The user whose rows alone the next step has, if all of them wait.
+    /// The user whose rows alone the next step is likely to have, if all of them wait.
     pub(super) fn next_kept_for(&self) -> Option<ActorId> {
         let places = (0..self.residents.len()).filter(|&place| self.residents[place].is_some());
         let mut late = places.filter_map(|place| self.commons.latest_at(place).map(|latest| (place, latest)));
