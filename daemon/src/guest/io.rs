@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, TryAcquireError, mpsc};
+use tokio::task::unconstrained;
 use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
@@ -132,7 +134,16 @@ struct Queued {
 pub struct OutputReceiver {
     credit: Arc<Semaphore>,
     queue: mpsc::UnboundedReceiver<Queued>,
+    /// One that was looked at and did not go with those before it.
+    next: Option<Queued>,
 }
+
+/// So many outputs have to wait before texts among them go together: what is read as it is written comes as it was written.
+const N_WAITING_TOGETHER: usize = 64;
+
+/// So many texts go together at most, and so many bytes: as one text of a guest may have by default.
+const N_TOGETHER_MAX: usize = 256;
+const BYTES_TOGETHER_MAX: usize = 16 << 10;
 
 /// What so many bytes of the host's take of the client's credit.
 fn credit_of_host(n_bytes: usize) -> Result<u32, OutputRefused> {
@@ -150,7 +161,7 @@ pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
     let credit = Arc::new(Semaphore::new(credit_bytes.min(CREDIT_MAX)));
     let (tx, rx) = mpsc::unbounded_channel();
     let sender = OutputSender { credit: credit.clone(), way: Way::Queue(tx), tape: None, payer: None };
-    (sender, OutputReceiver { credit, queue: rx })
+    (sender, OutputReceiver { credit, queue: rx, next: None })
 }
 
 /// The sender of a guest whose session is in another process, without credit at first; and what gives it credit, until it is
@@ -309,14 +320,49 @@ impl OutputSender {
 }
 
 impl OutputReceiver {
-    /// The next output; `None` once the guest has ended and all is read.
+    /// The next output; `None` once the guest has ended and all is read. Dropping the future loses nothing.
     pub async fn recv(&mut self) -> Option<GuestOutput> {
-        self.queue.recv().await.map(|queued| queued.output)
+        match self.next.take() {
+            Some(next) => Some(next.output),
+            None => self.queue.recv().await.map(|queued| queued.output),
+        }
     }
 
     /// The next output, if it is there.
     pub(crate) fn try_recv(&mut self) -> Option<GuestOutput> {
-        self.queue.try_recv().ok().map(|queued| queued.output)
+        let next = self.next.take().or_else(|| self.queue.try_recv().ok());
+        next.map(|queued| queued.output)
+    }
+
+    /// As [`Self::recv`], with texts of a guest that is far ahead going together: what an event costs on its way is not for each
+    /// of their bytes. What they take less of the client's credit that way is the guest's again.
+    pub(crate) async fn recv_together(&mut self) -> Option<GuestOutput> {
+        match self.recv().await? {
+            GuestOutput::Text(text) if self.queue.len() >= N_WAITING_TOGETHER => {
+                Some(GuestOutput::Text(self.with_texts_behind(text)))
+            }
+            output => Some(output),
+        }
+    }
+
+    fn with_texts_behind(&mut self, mut text: String) -> String {
+        let mut n_together = 1;
+        while n_together < N_TOGETHER_MAX {
+            // The queue's own `try_recv` would have the thread wait where a sender is in the middle of sending.
+            let Some(Some(queued)) = unconstrained(self.queue.recv()).now_or_never() else { break };
+            match &queued.output {
+                GuestOutput::Text(more) if text.len() + more.len() <= BYTES_TOGETHER_MAX => {
+                    text.push_str(more);
+                }
+                _ => {
+                    self.next = Some(queued);
+                    break;
+                }
+            }
+            n_together += 1;
+        }
+        self.grant((n_together - 1) * OUTPUT_OVERHEAD_BYTES);
+        text
     }
 
     /// Lets the guest send so many bytes more.
@@ -370,5 +416,46 @@ mod tests {
         }
         drop(waiting);
         assert!(matches!(sender.try_send(GuestOutput::Text("it goes on".to_owned())), Ok(true)));
+    }
+
+    #[tokio::test]
+    async fn texts_of_a_guest_that_is_far_ahead_go_together_and_the_credit_between_them_is_its_again() {
+        let credit = 200_000;
+        let (sender, mut receiver) = output_channel(credit);
+        let send = |n: usize, output: GuestOutput| {
+            (0..n).for_each(|_| assert_eq!(sender.try_send(output.clone()), Ok(true)));
+        };
+        let text = |text: &str| GuestOutput::Text(text.to_owned());
+        let tokens = || GuestOutput::Tokens(vec![7]);
+        // Of few each goes alone, and so does each where they are not to go together.
+        send(N_WAITING_TOGETHER, text("a"));
+        for _ in 0..N_WAITING_TOGETHER {
+            assert_eq!(receiver.recv_together().await, Some(text("a")));
+        }
+        send(100, text("a"));
+        for _ in 0..100 {
+            assert_eq!(receiver.recv().await, Some(text("a")));
+        }
+        let long = "c".repeat(BYTES_TOGETHER_MAX);
+        send(100, text("é"));
+        send(1, tokens());
+        send(100, text("b"));
+        send(1, text(&long));
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.push(receiver.recv_together().await.expect("it is there"));
+        }
+        assert_eq!(seen, [text(&"é".repeat(100)), tokens(), text(&"b".repeat(100)), text(&long)]);
+        assert_eq!(receiver.try_recv(), None);
+        // What has gone took its part of the credit as one output does, as the client sees it.
+        let gone = (N_WAITING_TOGETHER + 100) * text("a").credit_bytes();
+        let gone = gone + seen.iter().map(GuestOutput::credit_bytes).sum::<usize>();
+        assert_eq!(sender.credit.available_permits(), credit - gone);
+        send(2 * N_TOGETHER_MAX + N_WAITING_TOGETHER, text(""));
+        for _ in 0..2 {
+            assert_eq!(receiver.recv_together().await, Some(text("")));
+        }
+        let n_left = std::iter::from_fn(|| receiver.try_recv()).count();
+        assert_eq!(n_left, N_WAITING_TOGETHER, "texts of nothing end, too");
     }
 }

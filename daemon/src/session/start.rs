@@ -153,7 +153,7 @@ impl Lane {
                         return self.stop(reason, stop, end).await;
                     }
                 },
-                next = output.recv(), if is_open => match next {
+                next = output.recv_together(), if is_open => match next {
                     Some(next) => if let Err(ending) = self.pass_on(next, output_bytes).await {
                         if let Refused::Stopped(reason) = ending {
                             stop.stop(reason);
@@ -173,7 +173,7 @@ impl Lane {
             }
         };
         // What the guest sent before its end is all in the queue; outside tokio's budget, nothing there can be missed.
-        while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
+        while let Some(Some(next)) = tokio::task::unconstrained(output.recv_together()).now_or_never() {
             match self.pass_on(next, output_bytes).await {
                 Ok(()) => {}
                 Err(Refused::Stopped(reason)) => return told(finish(ended), reason),
