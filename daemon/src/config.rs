@@ -317,6 +317,7 @@ impl Config {
             ("n_step_rows", self.n_step_rows, 1, "at least 1"),
             ("n_step_tokens", self.n_step_tokens, 2, "at least 2"),
             ("sessions.n_connections", Some(self.sessions.n_connections), 1, "at least 1"),
+            ("sessions.n_connections_per_s", Some(self.sessions.n_connections_per_s), 1, "at least 1"),
             ("sessions.n_requests", Some(self.sessions.n_requests), 1, "at least 1"),
         ];
         for (field, value, least, expected) in least {

@@ -1,17 +1,19 @@
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use interprocess::local_socket::tokio as local;
-use interprocess::local_socket::traits::StreamCommon;
-use interprocess::local_socket::traits::tokio::Listener as _;
-use interprocess::local_socket::{GenericFilePath, ListenerOptions, ToFsName};
+use interprocess::local_socket::traits::Listener as _;
+use interprocess::local_socket::{GenericFilePath, ListenerNonblockingMode, ListenerOptions, ToFsName};
 use interprocess::os::unix::local_socket::ListenerOptionsExt;
+use interprocess::os::unix::uds_local_socket as uds;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
+use super::accepted::Accepted;
 use super::lock::{Lock, LockError};
-use crate::session::Actor;
 
 /// Bytes of a socket's path: `sun_path` of Linux, less the final zero.
 const PATH_BYTES_MAX: usize = 107;
@@ -106,19 +108,26 @@ pub(super) enum Place {
     Restored,
 }
 
-/// The user and process at the other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Its user and group.
-    pub actor: Actor,
-    /// Its process; it may be gone, and its number another's, by the time it is looked at.
-    pub pid: Option<i32>,
+/// A socket on which connections wait, as the runtime takes it.
+#[derive(Debug)]
+struct Socket(uds::Listener);
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
 /// A daemon's socket, on which no other daemon can listen as long as this lives. The socket is removed when it is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    socket: local::Listener,
+    socket: AsyncFd<Socket>,
     path: PathBuf,
     directory_mode: u32,
     /// The socket's file as it was made.
@@ -167,7 +176,7 @@ impl Listener {
             self.lock = take_lock(&path)?;
         }
         // It would remove the new file otherwise, which has its name.
-        self.socket.do_not_reclaim_name_on_drop();
+        self.socket.get_mut().0.do_not_reclaim_name_on_drop();
         (self.socket, self.file) = listen(&path)?;
         Ok(Place::Restored)
     }
@@ -178,26 +187,19 @@ impl Listener {
         &self.path
     }
 
-    /// The next connection, and its peer. Dropping the future loses nothing.
+    /// The next connection. Dropping the future loses nothing.
     ///
     /// # Errors
     /// The connection is gone already, or the system is out of something.
-    pub async fn accept(&self) -> io::Result<(local::Stream, Peer)> {
-        let stream = self.socket.accept().await?;
-        let peer = stream.peer_creds()?;
-        let (Some(uid), Some(gid)) = (peer.euid(), peer.egid()) else {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "the system does not name the peer's user",
-            ));
-        };
-        Ok((stream, Peer { actor: Actor { uid, gid }, pid: peer.pid() }))
+    pub async fn accept(&self) -> io::Result<Accepted> {
+        let stream = self.socket.async_io(Interest::READABLE, |socket| socket.0.accept()).await?;
+        Accepted::new(stream)
     }
 
     /// Stops listening and removes the socket; the lock is held for as long as what is returned.
     pub(crate) fn close(mut self) -> Lock {
         if id(&self.path).is_ok_and(|found| found != self.file) {
-            self.socket.do_not_reclaim_name_on_drop();
+            self.socket.get_mut().0.do_not_reclaim_name_on_drop();
         }
         self.lock
     }
@@ -211,11 +213,16 @@ fn take_lock(path: &Path) -> Result<Lock, BindError> {
 }
 
 /// A socket at a path where there is nothing, and its file.
-fn listen(path: &Path) -> Result<(local::Listener, (u64, u64)), BindError> {
+#[expect(unsafe_code, reason = "the runtime waits for a descriptor")]
+fn listen(path: &Path) -> Result<(AsyncFd<Socket>, (u64, u64)), BindError> {
     let io = |action| move |source| BindError::Io { action, path: path.to_owned(), source };
     let name = path.to_fs_name::<GenericFilePath>().map_err(io("name"))?;
-    let options = ListenerOptions::new().name(name).mode(SOCKET_MODE);
-    let socket = options.create_tokio().map_err(io("listen on"))?;
+    let options =
+        ListenerOptions::new().name(name).mode(SOCKET_MODE).nonblocking(ListenerNonblockingMode::Both);
+    let socket = options.create_sync_as::<uds::Listener>().map_err(io("listen on"))?;
+    // SAFETY: the listener owns the descriptor that it shows, and shows no other as long as it lives.
+    let socket = unsafe { AsyncFd::register_with_interest(Socket(socket), Interest::READABLE) };
+    let socket = socket.map_err(|error| io("wait on")(error.into()))?;
     // The process's umask has been applied to the mode above; until here that was only ever stricter.
     fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(io("set the mode of"))?;
     let file = id(path).map_err(io("look at"))?;

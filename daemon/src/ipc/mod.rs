@@ -1,13 +1,16 @@
 //! The local socket: where it is, which users may use it, and the loop that accepts connections.
 
+mod accepted;
 mod complaints;
 mod listener;
 mod lock;
 mod places;
+mod rate;
 mod serve;
 
 #[cfg(test)]
 mod tests;
 
-pub use listener::{BindError, Listener, Peer};
+pub use accepted::{Accepted, Peer};
+pub use listener::{BindError, Listener};
 pub use serve::run;

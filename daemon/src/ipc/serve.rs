@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -8,8 +8,9 @@ use tokio_util::task::TaskTracker;
 use super::Listener;
 use super::complaints::Complaints;
 use super::places::Places;
+use super::rate::Rate;
 use crate::descriptors::Shares;
-use crate::session::{Service, Sessions, turn_away};
+use crate::session::{Service, Sessions};
 
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -28,6 +29,7 @@ pub async fn run<S: Service>(
     let tasks = TaskTracker::new();
     let complaints = Arc::new(Complaints::default());
     let places = Places::new(Shares::now().n_connections);
+    let mut rate = Rate::new(sessions.n_connections_per_s());
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -35,18 +37,29 @@ pub async fn run<S: Service>(
             accepted = listener.accept() => accepted,
             _ = looks.tick() => {
                 complaints.note_place(&listener.restore());
+                rate.forget_idle(Instant::now());
                 continue;
             }
             () = shutdown.cancelled() => break,
         };
         complaints.note_accepted(accepted.as_ref().err());
         match accepted {
-            Ok((mut stream, peer)) => {
-                let place = match places.take(peer.actor) {
-                    Ok(place) => place,
+            Ok(accepted) => {
+                let peer = accepted.peer();
+                let place = places.take(peer.actor);
+                let turn = place.and_then(|place| Ok((place, rate.take(peer.actor, Instant::now())?)));
+                let (place, begins) = match turn {
+                    Ok(turn) => turn,
                     Err(error) => {
-                        turn_away(&mut stream, &error);
+                        accepted.turn_away(&error);
                         complaints.note_ended(peer.actor, peer.pid, &error);
+                        continue;
+                    }
+                };
+                let stream = match accepted.into_stream() {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        complaints.note_accepted(Some(&error));
                         continue;
                     }
                 };
@@ -55,6 +68,14 @@ pub async fn run<S: Service>(
                 tasks.spawn(async move {
                     let _place = place;
                     tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "connected");
+                    // A timer would take a millisecond of those that need not wait.
+                    if begins > Instant::now() {
+                        tokio::select! {
+                            biased;
+                            () = shutdown.cancelled() => return,
+                            () = tokio::time::sleep_until(begins.into()) => {}
+                        }
+                    }
                     match sessions.serve(stream, peer.actor, shutdown).await {
                         Ok(()) => tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "disconnected"),
                         Err(error) => complaints.note_ended(peer.actor, peer.pid, &error),

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -22,10 +23,14 @@ struct Daemon {
 }
 
 fn daemon(path: &Path) -> Daemon {
+    daemon_with(path, SessionLimits::default())
+}
+
+fn daemon_with(path: &Path, limits: SessionLimits) -> Daemon {
     let listener = Listener::bind(path, 0o700).unwrap();
     let fake = Arc::new(Fake::default());
     let shutdown = CancellationToken::new();
-    let sessions = Sessions::new(fake.clone(), SessionLimits::default(), GuestLimits::default());
+    let sessions = Sessions::new(fake.clone(), limits, GuestLimits::default());
     let task = tokio::spawn(run(listener, sessions, shutdown.clone()));
     Daemon { fake, shutdown, task }
 }
@@ -187,6 +192,27 @@ async fn a_client_that_dies_takes_its_guests_along() {
     while daemon.fake.n_alive() > 0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+    daemon.shutdown.cancel();
+    daemon.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn who_connects_all_the_time_waits_and_is_told() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let daemon = daemon_with(&path, SessionLimits { n_connections_per_s: 8, ..SessionLimits::default() });
+    let ask = async || Client::connect_to(&path).await?.ps().await;
+    let (served, refused): (Vec<_>, Vec<_>) =
+        join_all((0..30).map(|_| ask())).await.into_iter().partition(Result::is_ok);
+    // Nine at once, and eight that wait; more if this thread waits for a processor meanwhile.
+    assert!(served.len() >= 17, "{}", served.len());
+    for error in refused.iter().filter_map(|refused| refused.as_ref().err()) {
+        assert_eq!(error.code(), Some(&ErrorCode::Overloaded), "{error:?}");
+        assert!(error.to_string().contains("more than the limit of 8 connections a second"), "{error}");
+    }
+    assert!(!refused.is_empty(), "30 are more than three seconds of them");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Client::connect_to(&path).await.unwrap().ps().await.unwrap();
     daemon.shutdown.cancel();
     daemon.task.await.unwrap();
 }

@@ -81,7 +81,7 @@ impl Scope {
             | "waiting_message_bytes"
             | "hello_ms"
             | "stop_ms" => Self::Session,
-            "n_connections" | "n_uploads" | "n_uploads_waiting" => Self::User,
+            "n_connections" | "n_connections_per_s" | "n_uploads" | "n_uploads_waiting" => Self::User,
             _ => return None,
         })
     }

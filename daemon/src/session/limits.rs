@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 pub struct SessionLimits {
     /// Connections of one user at a time.
     pub n_connections: usize,
+    /// Connections of one user that may begin in a second. Those of a second may come at once, and as many wait for their turn;
+    /// more are turned away.
+    pub n_connections_per_s: usize,
     /// Components of one user on their way in at a time; more uploads wait for a place.
     pub n_uploads: usize,
     /// Uploads of one user that wait for a place, or for another upload of the same component.
@@ -35,6 +38,7 @@ impl Default for SessionLimits {
     fn default() -> Self {
         Self {
             n_connections: 256,
+            n_connections_per_s: 250,
             n_uploads: 4,
             n_uploads_waiting: 1024,
             upload_idle_ms: 30_000,

@@ -28,7 +28,7 @@ pub use service::{
     GuestEnd, LoadRequest, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
     StopReason,
 };
-pub(crate) use sessions::turn_away;
+pub(crate) use sessions::last_words;
 pub use sessions::{SessionError, Sessions};
 pub(crate) use start::events;
 pub use used::{SessionsUsed, Used};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 use trellis_wire::{
     ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, ServerMessage, WireError,
@@ -50,6 +50,14 @@ pub enum SessionError {
         /// Connections allowed.
         limit: u64,
     },
+    /// The client connects more often than it may.
+    #[error("more than the limit of {limit} connections a second of user {uid}; try again later")]
+    TooOften {
+        /// The user.
+        uid: u32,
+        /// Connections allowed in a second.
+        limit: u64,
+    },
     /// All users together have as many connections as the daemon has descriptors for.
     #[error("all {limit} connections that the daemon has file descriptors for are taken; try again later")]
     Full {
@@ -69,7 +77,7 @@ impl SessionError {
             Self::Wire(WireError::Unpaid { .. }) => ErrorCode::BudgetExceeded,
             Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
             Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
-            Self::Full { .. } => ErrorCode::Overloaded,
+            Self::Full { .. } | Self::TooOften { .. } => ErrorCode::Overloaded,
         };
         let body = ErrorBody::new(code, self.to_string());
         match self {
@@ -81,6 +89,7 @@ impl SessionError {
             Self::TooManyConnections { limit, .. } | Self::Full { limit } => {
                 body.about("connections").with_limit(*limit)
             }
+            Self::TooOften { limit, .. } => body.about("connections_per_s").with_limit(*limit),
             Self::Wire(_) | Self::HelloTimeout { .. } => body,
         }
     }
@@ -111,6 +120,11 @@ impl<S: Service> Sessions<S> {
             limits,
             guest_limits,
         })
+    }
+
+    /// Connections of one user that may begin in a second.
+    pub(crate) fn n_connections_per_s(&self) -> usize {
+        self.limits.n_connections_per_s
     }
 
     /// What the connections of this user, and those of all users, have in use.
@@ -150,7 +164,8 @@ impl<S: Service> Sessions<S> {
         let (reader, mut writer) = tokio::io::split(stream);
         let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
-            turn_away(&mut writer, &error);
+            // These few bytes fit in any socket or are lost: nobody waits here.
+            let _ = writer.write_all(&last_words(&error)).now_or_never();
             return Err(error);
         };
         let mut reader = reader;
@@ -200,13 +215,12 @@ impl<S: Service> Drop for Ended<'_, S> {
     }
 }
 
-/// Tells a client why it is not served. One that connects too often gets no task to wait in: these few bytes fit in any socket
-/// or are lost.
-pub(crate) fn turn_away<W>(writer: &mut W, error: &SessionError)
-where
-    W: AsyncWrite + Unpin,
-{
-    let _ = say_hello_and(writer, Some(error)).now_or_never();
+/// What a client is told that is not served: a hello, and why.
+pub(crate) fn last_words(error: &SessionError) -> Vec<u8> {
+    let mut words = Vec::new();
+    // Nothing makes this wait, and nothing there is too large.
+    let _ = say_hello_and(&mut words, Some(error)).now_or_never();
+    words
 }
 
 /// Even a client that is turned away learns the versions that this daemon speaks, and the reason in a frame.
