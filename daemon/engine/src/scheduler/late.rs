@@ -165,7 +165,10 @@ impl Scheduler {
                 Some(self.place_of_head(context, id, plan))
             }
             (0, true) => {
+                let n_held = context.kv.blocks().len();
                 context.kv.rewind(n_tokens - 1, &mut self.pages);
+                // Of one with holes the last page may have had that token alone in it, and is needed again.
+                self.note_let_go_by(context, n_held - context.kv.blocks().len());
                 context.kv.forget_shared_unwritten(&mut self.pages);
                 // With that token its last page may have been full, and entered in the prefix cache.
                 context.hide_what_it_writes(&mut self.pages);
