@@ -107,6 +107,17 @@ impl FromStr for Role {
     }
 }
 
+/// The function of this name for templates. A template may write the function itself, which is then its name in Rust: the same one
+/// wherever it is made.
+fn strftime_now(date: Date) -> Value {
+    Value::from_function(move |format: &str| {
+        date.format(format).map_err(|part| {
+            let reason = format!("strftime_now: {part} is not supported; only the date is known");
+            minijinja::Error::new(ErrorKind::InvalidOperation, reason)
+        })
+    })
+}
+
 impl ChatTemplate {
     /// Compiles a Jinja template; `file` is where it stands, for errors. The tokens are the texts that the
     /// template sees as `bos_token` and `eos_token`.
@@ -208,13 +219,7 @@ impl ChatTemplate {
             }
         }
         if let Some(date) = date {
-            let strftime_now = move |format: &str| {
-                date.format(format).map_err(|part| {
-                    let reason = format!("strftime_now: {part} is not supported; only the date is known");
-                    minijinja::Error::new(ErrorKind::InvalidOperation, reason)
-                })
-            };
-            context.push(("strftime_now", Value::from_function(strftime_now)));
+            context.push(("strftime_now", strftime_now(date)));
         }
         render(&self.env, Value::from_pairs(context), n_bytes_max).map_err(|error| match error.kind() {
             ErrorKind::OutOfFuel => ChatError::OutOfFuel,
