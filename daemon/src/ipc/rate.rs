@@ -93,9 +93,9 @@ mod tests {
             let now = begun + n * MS;
             assert_eq!(rate.take(Actor { uid: 1, gid: 0 }, now).expect("its turn"), now);
         }
-        rate.forget_idle(begun + 5000 * MS);
+        rate.forget_idle(begun + 4999 * MS);
         assert_eq!(rate.due.len(), 1);
-        rate.forget_idle(begun + 5000 * MS + AHEAD);
+        rate.forget_idle(begun + 4999 * MS + AHEAD);
         assert!(rate.due.is_empty());
     }
 
