@@ -42,7 +42,6 @@ pub async fn run<S: Service>(
             }
             () = shutdown.cancelled() => break,
         };
-        complaints.note_accepted(accepted.as_ref().err());
         match accepted {
             Ok(accepted) => {
                 let peer = accepted.peer();
@@ -56,12 +55,11 @@ pub async fn run<S: Service>(
                         continue;
                     }
                 };
-                let stream = match accepted.into_stream() {
-                    Ok(stream) => stream,
-                    Err(error) => {
-                        complaints.note_accepted(Some(&error));
-                        continue;
-                    }
+                let stream = accepted.into_stream();
+                complaints.note_accepted(stream.as_ref().err());
+                let Ok(stream) = stream else {
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
                 };
                 let (sessions, shutdown, complaints) =
                     (sessions.clone(), shutdown.clone(), complaints.clone());
@@ -82,7 +80,10 @@ pub async fn run<S: Service>(
                     }
                 });
             }
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            Err(error) => {
+                complaints.note_accepted(Some(&error));
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
         }
     }
     let _lock = listener.close();

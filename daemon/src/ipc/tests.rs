@@ -216,3 +216,19 @@ async fn who_connects_all_the_time_waits_and_is_told() {
     daemon.shutdown.cancel();
     daemon.task.await.unwrap();
 }
+
+#[tokio::test]
+async fn who_has_all_its_connections_is_told() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let daemon = daemon_with(&path, SessionLimits { n_connections: 1, ..SessionLimits::default() });
+    let client = Client::connect_to(&path).await.unwrap();
+    client.ps().await.unwrap();
+    for _ in 0..20 {
+        let refused = async { Client::connect_to(&path).await?.ps().await }.await.unwrap_err();
+        assert_eq!(refused.code(), Some(&ErrorCode::LimitExceeded), "{refused:?}");
+    }
+    client.ps().await.unwrap();
+    daemon.shutdown.cancel();
+    daemon.task.await.unwrap();
+}

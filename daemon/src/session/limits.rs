@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct SessionLimits {
     /// Connections of one user at a time.
     pub n_connections: usize,
-    /// Connections of one user that may begin in a second. Those of a second may come at once, and as many wait for their turn;
+    /// Connections of one user that may begin in a second. About those of a second may come at once, and as many wait for their turn;
     /// more are turned away.
     pub n_connections_per_s: usize,
     /// Components of one user on their way in at a time; more uploads wait for a place.

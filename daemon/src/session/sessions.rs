@@ -164,8 +164,9 @@ impl<S: Service> Sessions<S> {
         let (reader, mut writer) = tokio::io::split(stream);
         let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
-            // These few bytes fit in any socket or are lost: nobody waits here.
-            let _ = writer.write_all(&last_words(&error)).now_or_never();
+            // The runtime may not know yet that there is room for these few bytes.
+            let words = last_words(&error);
+            let _ = tokio::time::timeout(self.limits.hello_time(), writer.write_all(&words)).await;
             return Err(error);
         };
         let mut reader = reader;

@@ -107,8 +107,8 @@ impl FromStr for Role {
     }
 }
 
-/// The function of this name for templates. A template may write the function itself, which is then its name in Rust: the same one
-/// wherever it is made.
+/// The function of this name for templates. A template may write the function itself, which minijinja does with the name of its type:
+/// made here, that is the same for each way to render the chat.
 fn strftime_now(date: Date) -> Value {
     Value::from_function(move |format: &str| {
         date.format(format).map_err(|part| {

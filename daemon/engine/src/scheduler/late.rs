@@ -167,7 +167,8 @@ impl Scheduler {
             (0, true) => {
                 let n_held = context.kv.blocks().len();
                 context.kv.rewind(n_tokens - 1, &mut self.pages);
-                // Of one with holes the last page may have had that token alone in it, and is needed again.
+                // Of one with holes the last page may have begun with that token, which has room in the one before by now; those
+                // that come after it need a page again.
                 self.note_let_go_by(context, n_held - context.kv.blocks().len());
                 context.kv.forget_shared_unwritten(&mut self.pages);
                 // With that token its last page may have been full, and entered in the prefix cache.
