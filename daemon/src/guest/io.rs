@@ -345,6 +345,7 @@ impl OutputReceiver {
         }
     }
 
+    /// A text, with those behind it that wait already.
     fn with_texts_behind(&mut self, mut text: String) -> String {
         let mut n_together = 1;
         while n_together < N_TOGETHER_MAX {

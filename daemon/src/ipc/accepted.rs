@@ -1,5 +1,5 @@
-//! A connection that was accepted and has no place yet. The runtime does not know of it: to tell it of one that is turned away
-//! would cost more than all the rest of that.
+//! A connection that was accepted and has no place yet. It is not registered with the runtime: for one that is turned away that
+//! would cost more than all the rest.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;

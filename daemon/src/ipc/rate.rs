@@ -1,12 +1,13 @@
-//! How often each user's connections begin. What one costs is the daemon's own time, whatever its client does with it, so that
-//! connecting and leaving all the time would take much of a processor from the guests of others.
+//! How often each user's sessions begin. To begin and end one takes the daemon's own time, whatever its client does with it, so
+//! that connecting and leaving all the time would take much of a processor from the guests of others. A connection that is
+//! turned away is accepted and told why all the same; that takes a small part of it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::session::{Actor, SessionError};
 
-/// How far a user's connections may be ahead of the rate: those of a second begin at once.
+/// How far a user's connections may be ahead of the rate: those of about a second begin at once.
 const AHEAD: Duration = Duration::from_secs(1);
 
 /// How long a connection waits for its turn at most; one that would wait longer is turned away.

@@ -107,8 +107,8 @@ impl FromStr for Role {
     }
 }
 
-/// The function of this name for templates. A template may write the function itself, which minijinja does with the name of its type:
-/// made here, that is the same for each way to render the chat.
+/// The function of this name for templates. A template may write the function itself, for which minijinja puts the name of its
+/// type. Made outside of what is generic, it has the same one for each way to render the chat.
 fn strftime_now(date: Date) -> Value {
     Value::from_function(move |format: &str| {
         date.format(format).map_err(|part| {
