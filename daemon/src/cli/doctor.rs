@@ -15,6 +15,7 @@ use super::connect::{socket_of_environment, socket_told};
 use super::error::CliError;
 use super::output::{self, Format};
 use crate::bundled;
+use crate::classes::Classes;
 use crate::config::Config;
 use crate::daemon::cache_dir;
 use crate::device::{self, KERNELS_DIR};
@@ -24,7 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   trellis doctor                      what was looked for, what was found, what to install
   trellis doctor --json | jq -r '.cuda.problems[].remedy'
-  trellis doctor --config trellis.toml    looks at the socket and the cache of the file, and tries its policy
+  trellis doctor --config trellis.toml    looks at the socket, the cache and the classes of the file, and tries its policy
 
 Exit status: 0 everything works, or there is no NVIDIA GPU and the CPU works; 1 otherwise.";
 
@@ -32,7 +33,7 @@ Exit status: 0 everything works, or there is no NVIDIA GPU and the CPU works; 1 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Look at the socket and the cache that a daemon with this TOML file would have, and also try its policy
+    /// Look at the socket, the cache and the classes that a daemon with this TOML file would have, and also try its policy
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -45,6 +46,9 @@ struct Report {
     socket: Check,
     /// Whether guests can run in processes of their own. Where they cannot, they run in the daemon's, and nothing is wrong.
     isolation: Check,
+    /// Of the file that was given: whether the machine knows the users and groups of its classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    classes: Option<Check>,
     /// Of the file that was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<Check>,
@@ -113,6 +117,11 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
             cache: Check::of(cache.map(|dir| dir.display().to_string())),
             socket,
             isolation,
+            // What is wrong with the file itself is said of its policy.
+            classes: file
+                .as_ref()
+                .and_then(|file| file.as_ref().ok())
+                .map(|(_, config)| check_classes(config)),
             policy: file.map(|file| {
                 let checked = file.map_err(|error| error.to_string());
                 Check::of(checked.and_then(|(file, config)| check_policy(&file, &config)))
@@ -223,6 +232,17 @@ async fn check_isolation(_: &Path) -> Result<String, String> {
     Err("guests run in processes of their own on Linux".to_owned())
 }
 
+/// Looks for the members of a configuration's classes among the users and groups of this machine.
+fn check_classes(config: &Config) -> Check {
+    let n_classes = config.classes.len();
+    let found = Classes::of(&config.classes).map_err(|error| error.to_string());
+    Check::of(found.map(|_| match n_classes {
+        0 => "none: all users have the same share".to_owned(),
+        1 => "1, and the machine knows its members".to_owned(),
+        _ => format!("{n_classes}, and the machine knows their members"),
+    }))
+}
+
 /// Compiles the policy of a configuration, and has an instance of it begin. What it says of models is for the daemon to see.
 fn check_policy(file: &Path, config: &Config) -> Result<String, String> {
     let dir =
@@ -278,15 +298,17 @@ impl Report {
     fn is_healthy(&self) -> bool {
         let all_work = self.cuda.gpus.iter().all(|gpu| gpu.proof.ok);
         let gpu = self.cuda.usable && all_work || !self.cuda.probe.driver.has_gpu();
-        let policy = self.policy.as_ref().is_none_or(|policy| policy.ok);
-        gpu && self.cpu.ok && self.cache.ok && self.socket.ok && policy
+        let of_file = [&self.classes, &self.policy].into_iter().flatten().all(|check| check.ok);
+        gpu && self.cpu.ok && self.cache.ok && self.socket.ok && of_file
     }
 
     fn render(&self) -> String {
         let mut text = String::new();
         self.cuda.render(&mut text);
         let checks = [("CPU", &self.cpu), ("cache", &self.cache), ("socket", &self.socket)];
-        for (name, check) in checks.into_iter().chain(self.policy.as_ref().map(|policy| ("policy", policy))) {
+        let of_file = [("classes", &self.classes), ("policy", &self.policy)];
+        let of_file = of_file.into_iter().filter_map(|(name, check)| Some((name, check.as_ref()?)));
+        for (name, check) in checks.into_iter().chain(of_file) {
             line(&mut text, name, &format!("{}{}", if check.ok { "" } else { "PROBLEM: " }, check.said));
         }
         let missing = if self.isolation.ok { "" } else { "missing: " };
@@ -399,6 +421,7 @@ mod tests {
             cache: check(true),
             socket: check(true),
             isolation: check(false),
+            classes: None,
             policy: None,
         };
         let text = report.render();

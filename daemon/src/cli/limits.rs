@@ -10,7 +10,9 @@ use super::error::CliError;
 use super::info::shown_class;
 use super::output::{self, Format};
 use super::table::{Align, Table};
+use crate::classes::Classes;
 use crate::config::{Config, Device, Sizes};
+use crate::daemon::DaemonError;
 use crate::limits::{self, Scope, UNLIMITED, Unit};
 use crate::machine;
 
@@ -43,7 +45,12 @@ pub(crate) struct LimitsArgs {
 pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliError> {
     let LimitsArgs { name, config, socket } = args;
     let (mut limits, class) = match config {
-        Some(path) => (of_config(&Config::load(&path)?), None),
+        Some(path) => {
+            let config = Config::load(&path)?;
+            // A daemon would not start with them.
+            Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
+            (of_config(&config), None)
+        }
         None => {
             let client = socket.connect().await?;
             (client.limits().await?, client.info().await?.class)
