@@ -1,5 +1,4 @@
-//! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while contexts decode,
-//! within its length.
+//! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while contexts decode, its length.
 
 mod cached;
 mod decode;
@@ -240,9 +239,12 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 return waiting.push(id);
             }
+            let n_prompt_tokens = plan.work.n_prompt_tokens;
             match self.place(context, id, n_rows_max - plan.n_batch_rows(), n_tokens_max, plan) {
                 Placed::Row { n_tokens } => {
-                    n_tokens_left -= n_tokens;
+                    // What tokens of prompts ask for takes as long as tokens do.
+                    let n_taken = plan.work.n_prompt_tokens - n_prompt_tokens;
+                    n_tokens_left = n_tokens_left.saturating_sub(n_taken.max(n_tokens));
                     if class == Class::Decode && is_alone {
                         plan.n_tokens_guessed += n_tokens.saturating_sub(1);
                     }
@@ -373,6 +375,7 @@ impl Scheduler {
         }
         let end = context.work.as_ref().and_then(|work| work.end(start, target, n_tokens_max));
         let Some(end) = end.map(|end| end.min(target)) else { return Ok(Placed::Waits) };
+        let end = self.end_with_outputs(context, start..end, n_tokens, n_tokens_max);
         let Some((end, asked)) = self.end_asking(context, start..end, n_tokens, plan) else {
             return Ok(Placed::Waits);
         };

@@ -79,3 +79,32 @@ impl World {
         }
     }
 }
+
+/// What tokens ask for is part of how long their step lasts.
+#[test]
+fn tokens_that_each_ask_for_a_row_of_logits_fill_a_step_as_so_many_more_tokens_do() {
+    let rows_of_first_step = |n_before: usize, n_asked: usize| {
+        let limits = Limits { logits_tokens: 3.0, ..Limits::of_nothing(4, 1000) };
+        // Nothing was measured yet: an eighth of a step.
+        let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(8 * 64));
+        let mut guests = Guests::default();
+        for idx in 0..2 {
+            let account = Account::new("guest", Budget::UNLIMITED, None);
+            let owner = Owner { actor: ActorId(0), session: SessionId(idx), guest: GuestId(idx), account };
+            let caller = guests.enter(&mut scheduler, owner);
+            let id = context_id(idx);
+            scheduler.apply(Operation::Create { id, caller });
+            let tokens: Vec<Token> = (0..n_before as Token).map(|token| token + 100 * idx as Token).collect();
+            let edit = Edit { appended: tokens, ..Edit::default() };
+            let ask = Ask::Continuation(vec![5; n_asked]);
+            scheduler.apply(Operation::Ask { id, edit, ask, tag: guests.ticket(caller).tag() });
+        }
+        scheduler.plan().rows.iter().map(|row| row.end - row.start).collect::<Vec<usize>>()
+    };
+    // Each token is four: itself, and a row that takes as long as three.
+    assert_eq!(rows_of_first_step(1, 200), [16]);
+    // Tokens before the first that is asked about are no more than tokens.
+    assert_eq!(rows_of_first_step(200, 1), [64]);
+    // A row that is short leaves the next one what is left with what it asks.
+    assert_eq!(rows_of_first_step(1, 10), [10, 6]);
+}

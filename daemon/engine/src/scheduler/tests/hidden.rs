@@ -108,7 +108,7 @@ fn attention_as_an_output_costs_what_it_reads() {
 #[test]
 fn a_state_after_all_layers_costs_a_row_of_logits() {
     let n_prompt_tokens = |ask: Ask| {
-        let mut house = House::new(64, u64::MAX);
+        let mut house = House::new(1024, u64::MAX);
         house.scheduler.limits.logits_tokens = 4.0;
         house.scheduler.limits.n_layers = 6;
         let asked = house.create();
