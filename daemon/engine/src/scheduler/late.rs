@@ -173,6 +173,10 @@ impl Scheduler {
                 context.kv.forget_shared_unwritten(&mut self.pages);
                 // With that token its last page may have been full, and entered in the prefix cache.
                 context.hide_what_it_writes(&mut self.pages);
+                // A page that another found in the cache in this plan can only be copied now, and no page was promised for that.
+                if self.needs_more(context) {
+                    self.leave(id, context);
+                }
                 None
             }
             (1, false) if !may_be_late => Some(context.without_mask()),
