@@ -16,6 +16,12 @@ pub(crate) enum Violation {
         /// The caller.
         caller: u64,
     },
+    /// More callers than the guests of a process come to.
+    #[error("more than {limit} callers")]
+    TooManyCallers {
+        /// How many there may be.
+        limit: usize,
+    },
     /// An operation that names another caller than the one that sends it.
     #[error("an operation of caller {from} in the name of caller {named}")]
     InAnothersName {

@@ -74,9 +74,16 @@ impl Customs {
         }
     }
 
-    /// A caller that was opened for a guest of the process.
-    pub(crate) fn enter(&mut self, caller: CallerId) {
+    /// A caller that was opened for a guest of the process, which may have so many at once.
+    ///
+    /// # Errors
+    /// It has as many.
+    pub(crate) fn enter(&mut self, caller: CallerId, limit: usize) -> Result<(), Violation> {
+        if self.callers.len() >= limit {
+            return Err(Violation::TooManyCallers { limit });
+        }
         self.callers.insert(caller);
+        Ok(())
     }
 
     /// A caller is gone; returns what has to be posted for what it still had.

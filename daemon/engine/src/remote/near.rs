@@ -29,6 +29,10 @@ pub struct Violation(pub(crate) String);
 /// How long the thread that reads from a process sleeps while its engine has as many operations unread as a guest may have.
 const FULL: Duration = Duration::from_micros(100);
 
+/// Callers of a process at one engine, beside as many as its guests may have contexts. A guest has one, and for a moment another
+/// while the one before it leaves.
+const N_CALLERS_SPARE: usize = 1 << 14;
+
 /// An engine, for the guests of one process.
 #[derive(Debug)]
 pub struct NearEngine {
@@ -83,7 +87,9 @@ impl NearEngine {
                 if !self.numbers.range().contains(&caller.0) || self.customs.has(caller) {
                     return Err(Violation(format!("caller {} is not its to name", caller.0)));
                 }
-                self.customs.enter(caller);
+                let n_contexts_max = usize::try_from(self.n_contexts_max).unwrap_or(usize::MAX);
+                let entered = self.customs.enter(caller, n_contexts_max.saturating_add(N_CALLERS_SPARE));
+                entered.map_err(|violation| Violation(violation.to_string()))?;
                 self.owners.insert(caller, owner.clone());
                 let postbox = Postbox::Far(self.outward.clone());
                 self.post(Message::Enter { caller, owner, postbox });

@@ -19,6 +19,7 @@ const FACTS: ModelFacts = ModelFacts {
 };
 const OWN: CallerId = CallerId(5);
 const OTHER: CallerId = CallerId(6);
+const N_CALLERS: usize = 2;
 const TAG: Tag = Tag::new(3, 1);
 
 fn id(number: u64) -> ContextId {
@@ -36,7 +37,7 @@ struct Forged {
 fn process() -> Customs {
     let mut customs = Customs::new(100..1000);
     for (caller, number) in [(OWN, 100), (OTHER, 101)] {
-        customs.enter(caller);
+        customs.enter(caller, N_CALLERS).expect("there is room");
         let made = check(&mut customs, caller, Operation::Create { id: id(number), caller });
         assert!(made.is_ok_and(|made| made.is_some()));
     }
@@ -54,6 +55,17 @@ fn check(
         _ if model == other => Some(ModelFacts { vocab_size: 50, ..FACTS }),
         _ => None,
     })
+}
+
+#[test]
+fn callers_that_do_not_leave_come_to_an_end() {
+    let mut customs = process();
+    let third = CallerId(7);
+    let entered = customs.enter(third, N_CALLERS);
+    assert!(matches!(entered, Err(Violation::TooManyCallers { limit: N_CALLERS })), "{entered:?}");
+    assert!(!customs.has(third));
+    customs.leave(OTHER);
+    customs.enter(third, N_CALLERS).expect("one has left");
 }
 
 fn edited(number: u64, tokens: &[u32]) -> Operation {

@@ -114,7 +114,7 @@ impl Attack {
         let owner = Owner { actor: ActorId(actor as u32), session: SessionId(7), guest, account };
         let caller = self.world.guests.enter(&mut self.world.scheduler, owner);
         self.world.guests.note_hostile(caller);
-        self.customs.enter(caller);
+        self.customs.enter(caller, usize::MAX).expect("as many as there are");
         self.callers.push(caller);
     }
 
