@@ -10,6 +10,9 @@ use trellis_wire::{ComponentHash, ErrorBody};
 /// What all users keep together, in shares of one user.
 const N_SHARES_MAX: usize = 4;
 
+/// Components of one user whose bytes are kept, however small they are: each is looked through for every upload.
+const N_KEPT_MAX: usize = 64;
+
 /// Uploads of one user that are remembered. Who starts more components than that by turns uploads one now and then again.
 const N_KNOWN_MAX: usize = 4096;
 
@@ -35,6 +38,8 @@ struct Kept {
     components: VecDeque<Uploaded>,
     /// Components that this user has shown to have; the oldest first.
     known: VecDeque<ComponentHash>,
+    /// Whether somebody sees to it that bytes go that nobody asks for.
+    is_watched: bool,
 }
 
 struct Uploaded {
@@ -97,27 +102,31 @@ impl Components {
         }
     }
 
-    /// Lets go of the bytes once nobody has asked for them for a while; returns when they are gone.
-    pub(super) async fn let_go_when_unused(self: Arc<Self>, uid: u32, hash: ComponentHash) {
-        while let Some(rest) = self.rest(uid, &hash, Instant::now()) {
+    /// Lets go of the bytes of a user's components as nobody has asked for them for a while; returns when none are left.
+    pub(super) async fn let_go_when_unused(self: Arc<Self>, uid: u32) {
+        while let Some(rest) = self.rest(uid, Instant::now()) {
             tokio::time::sleep(rest).await;
         }
     }
 
-    /// How long the bytes are kept if nobody asks for them. Those whose time is over are let go, and `None`.
-    fn rest(&self, uid: u32, hash: &ComponentHash, now: Instant) -> Option<Duration> {
+    /// How long the bytes are kept of which that was asked longest ago, if nobody asks for them. Those whose time is over are let
+    /// go, and `None` where that was all.
+    fn rest(&self, uid: u32, now: Instant) -> Option<Duration> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = users.iter_mut().find(|kept| kept.uid == uid)?;
-        let idx = kept.components.iter().position(|uploaded| uploaded.hash == *hash)?;
-        let rest = KEPT.saturating_sub(now.saturating_duration_since(kept.components[idx].last_use));
-        if rest.is_zero() {
-            kept.components.remove(idx);
-            return None;
-        }
-        Some(rest)
+        let rest =
+            |uploaded: &Uploaded| KEPT.saturating_sub(now.saturating_duration_since(uploaded.last_use));
+        kept.components.retain(|uploaded| !rest(uploaded).is_zero());
+        let least = kept.components.iter().map(rest).min();
+        kept.is_watched = least.is_some();
+        least
     }
 
-    pub(super) fn keep(&self, uid: u32, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
+    /// Keeps a component that this user has uploaded. Whoever is told `true` is to see to it that it goes when it is not used.
+    ///
+    /// # Errors
+    /// It is larger than all that a user may keep.
+    pub(super) fn keep(&self, uid: u32, hash: ComponentHash, bytes: Bytes) -> Result<bool, ErrorBody> {
         if bytes.len() > self.n_bytes_max {
             return Err(ErrorBody::over_limit(
                 "component_bytes",
@@ -126,14 +135,15 @@ impl Components {
             ));
         }
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Kept { uid, components: VecDeque::new(), known: VecDeque::new() };
+        let new = || Kept { uid, components: VecDeque::new(), known: VecDeque::new(), is_watched: false };
         let mut kept = take(&mut users, uid).unwrap_or_else(new);
         kept.note(hash);
         kept.components.retain(|uploaded| uploaded.hash != hash);
         kept.components.push_back(Uploaded { hash, bytes, last_use: Instant::now() });
-        while kept.n_bytes() > self.n_bytes_max {
+        while kept.n_bytes() > self.n_bytes_max || kept.components.len() > N_KEPT_MAX {
             kept.components.pop_front();
         }
+        let is_unwatched = !std::mem::replace(&mut kept.is_watched, true);
         users.push_back(kept);
         let mut n_bytes: usize = users.iter().map(Kept::n_bytes).sum();
         for kept in users.iter_mut() {
@@ -146,7 +156,7 @@ impl Components {
         if users.len() > N_USERS_MAX {
             users.pop_front();
         }
-        Ok(())
+        Ok(is_unwatched)
     }
 }
 
@@ -198,10 +208,25 @@ mod tests {
         keep(&components, 7, 1, 4);
         std::thread::sleep(Duration::from_millis(1));
         assert!(components.get(7, &hash(1)).is_some());
-        let rest = components.rest(7, &hash(1), begun + KEPT).expect("somebody has asked meanwhile");
+        let rest = components.rest(7, begun + KEPT).expect("somebody has asked meanwhile");
         assert!(rest >= Duration::from_millis(1) && rest < KEPT, "{rest:?}");
-        assert!(components.rest(7, &hash(1), Instant::now() + KEPT).is_none());
+        assert!(components.rest(7, Instant::now() + KEPT).is_none());
         assert!(components.get(7, &hash(1)).is_none() && components.is_known(7, &hash(1)));
+    }
+
+    #[test]
+    fn one_watches_all_components_of_a_user_and_there_are_only_so_many() {
+        let components = Components::new(10);
+        let watched: Vec<bool> = (0..3 * N_KEPT_MAX as u8)
+            .map(|n| components.keep(7, hash(n), Bytes::new()).expect("small enough"))
+            .collect();
+        assert!(watched[0] && watched[1..].iter().all(|is_unwatched| !is_unwatched));
+        let kept = (0..3 * N_KEPT_MAX as u8).filter(|n| components.get(7, &hash(*n)).is_some());
+        assert_eq!(kept.count(), N_KEPT_MAX);
+        assert!(components.keep(8, hash(1), Bytes::new()).expect("small enough"), "each user by itself");
+        assert!(components.rest(7, Instant::now()).is_some_and(|rest| rest > KEPT / 2));
+        assert!(components.rest(7, Instant::now() + KEPT).is_none());
+        assert!(components.keep(7, hash(1), Bytes::new()).expect("small enough"), "nobody watches any more");
     }
 
     #[test]

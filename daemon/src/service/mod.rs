@@ -265,8 +265,9 @@ impl Service for HostService {
         hash: ComponentHash,
         bytes: Bytes,
     ) -> Result<(), ErrorBody> {
-        self.components.keep(actor.uid, hash, bytes)?;
-        tokio::spawn(self.components.clone().let_go_when_unused(actor.uid, hash));
+        if self.components.keep(actor.uid, hash, bytes)? {
+            tokio::spawn(self.components.clone().let_go_when_unused(actor.uid));
+        }
         Ok(())
     }
 
