@@ -1,7 +1,10 @@
 //! `trellis stop`: ends a guest, or the daemon.
 
+use std::time::{Duration, Instant};
+
 use clap::Args;
 use serde::Serialize;
+use trellis_client::Client;
 
 use super::connect::{self, SocketArgs};
 use super::error::CliError;
@@ -11,6 +14,13 @@ const EXAMPLES: &str = "\
 Examples:
   trellis stop 12          a guest, by its number in `trellis ps`
   trellis stop --daemon    the daemon, and with it all guests";
+
+/// How long the end of a guest is waited for. What interrupts nothing, such as the encoding of a long text, comes to its own end
+/// first.
+const WAIT: Duration = Duration::from_secs(2);
+
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Stop a guest, or the daemon
 #[derive(Debug, Args)]
@@ -29,7 +39,11 @@ pub(crate) struct StopArgs {
 #[derive(Serialize)]
 #[serde(tag = "stopped", rename_all = "snake_case")]
 enum Stopped {
-    Guest { guest_id: u64 },
+    Guest {
+        guest_id: u64,
+        /// Whether it has ended: in a host call that takes long it does so at the end of that.
+        has_ended: bool,
+    },
     Daemon,
 }
 
@@ -38,7 +52,7 @@ pub(crate) async fn stop(args: StopArgs, format: Format) -> Result<(), CliError>
     let stopped = match args.guest_id {
         Some(guest_id) => {
             client.stop(guest_id).await?;
-            Stopped::Guest { guest_id }
+            Stopped::Guest { guest_id, has_ended: has_ended(&client, guest_id).await? }
         }
         None => {
             connect::shut_down(&client).await?;
@@ -46,7 +60,25 @@ pub(crate) async fn stop(args: StopArgs, format: Format) -> Result<(), CliError>
         }
     };
     output::print(format, &stopped, |stopped| match stopped {
-        Stopped::Guest { guest_id } => format!("stopped guest {guest_id}"),
+        Stopped::Guest { guest_id, has_ended: true } => format!("stopped guest {guest_id}"),
+        Stopped::Guest { guest_id, has_ended: false } => format!(
+            "guest {guest_id} was told to stop, and has not ended after {} s: `trellis ps` lists it until it has",
+            WAIT.as_secs()
+        ),
         Stopped::Daemon => "stopped the daemon".to_owned(),
     })
+}
+
+/// Waits until a guest has ended, for a while.
+async fn has_ended(client: &Client, guest_id: u64) -> Result<bool, CliError> {
+    let begun = Instant::now();
+    loop {
+        if client.ps().await?.iter().all(|guest| guest.guest_id != guest_id) {
+            return Ok(true);
+        }
+        if begun.elapsed() >= WAIT {
+            return Ok(false);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }

@@ -208,9 +208,10 @@ fn a_daemon_is_used_listed_and_stopped() {
     assert!(listed[0]["program"].as_str().expect("a text").starts_with(&format!("{stem}@")), "{listed}");
     let table = done(&mut served.trellis(&["ps"]));
     assert!(table.contains("GUEST") && table.lines().nth(1).expect("a row").contains(&id), "{table}");
-    done(&mut served.trellis(&["stop", &id]));
-    assert_eq!(wait(&mut sleeper).code(), Some(1));
+    let said = done(&mut served.trellis(&["stop", &id]));
+    assert!(said.contains(&format!("stopped guest {id}")), "{said}");
     assert_eq!(ps(), serde_json::json!([]));
+    assert_eq!(wait(&mut sleeper).code(), Some(1));
     let said = failed(&mut served.trellis(&["stop", &id]), 2);
     assert!(said.contains("no guest") && said.contains("`trellis ps`"), "{said}");
     let said = failed(&mut served.trellis(&["run", "no-such-guest"]), 2);
