@@ -310,7 +310,18 @@ impl Keeper {
             is_first
         });
         if is_first {
-            tracing::info!(uid = self.actor.0, reason, "a process of guests has ended");
+            let n_guests = self.lock().guests.len();
+            match n_guests {
+                0 => tracing::info!(uid = self.actor.0, reason, "a process of guests has ended"),
+                _ => {
+                    tracing::warn!(
+                        uid = self.actor.0,
+                        n_guests,
+                        reason,
+                        "a process has ended with its guests"
+                    );
+                }
+            }
         }
         self.shut();
         self.outgoing.close();

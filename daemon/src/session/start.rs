@@ -177,7 +177,9 @@ impl Lane {
             match self.pass_on(next, output_bytes).await {
                 Ok(()) => {}
                 Err(Refused::Stopped(reason)) => return told(finish(ended), reason),
-                Err(Refused::TooLarge(error)) => return Err(error).into(),
+                Err(Refused::TooLarge(error)) => {
+                    return Ending { usage: finish(ended).usage, ..Err(error).into() };
+                }
             }
         }
         finish(ended)
