@@ -1,10 +1,10 @@
 //! `trellis stop`: ends a guest, or the daemon.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use trellis_client::Client;
+use trellis_client::{Client, Error, ErrorCode};
 
 use super::connect::{self, SocketArgs};
 use super::error::CliError;
@@ -71,14 +71,17 @@ pub(crate) async fn stop(args: StopArgs, format: Format) -> Result<(), CliError>
 
 /// Waits until a guest has ended, for a while.
 async fn has_ended(client: &Client, guest_id: u64) -> Result<bool, CliError> {
-    let begun = Instant::now();
-    loop {
-        if client.ps().await?.iter().all(|guest| guest.guest_id != guest_id) {
-            return Ok(true);
+    let ended = async {
+        loop {
+            match client.ps().await {
+                Ok(guests) if guests.iter().all(|guest| guest.guest_id != guest_id) => return Ok(true),
+                Ok(_) => tokio::time::sleep(LOOK).await,
+                // With its daemon.
+                Err(Error::ConnectionLost(_)) => return Ok(true),
+                Err(error) if error.code() == Some(&ErrorCode::ShuttingDown) => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
         }
-        if begun.elapsed() >= WAIT {
-            return Ok(false);
-        }
-        tokio::time::sleep(LOOK).await;
-    }
+    };
+    tokio::time::timeout(WAIT, ended).await.unwrap_or(Ok(false))
 }

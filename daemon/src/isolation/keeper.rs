@@ -310,18 +310,7 @@ impl Keeper {
             is_first
         });
         if is_first {
-            let n_guests = self.lock().guests.len();
-            match n_guests {
-                0 => tracing::info!(uid = self.actor.0, reason, "a process of guests has ended"),
-                _ => {
-                    tracing::warn!(
-                        uid = self.actor.0,
-                        n_guests,
-                        reason,
-                        "a process has ended with its guests"
-                    );
-                }
-            }
+            tracing::info!(uid = self.actor.0, reason, "a process of guests has ended");
         }
         self.shut();
         self.outgoing.close();
@@ -336,6 +325,10 @@ impl Keeper {
         drop(state);
         self.user.release(Resource::HostBytes, host_bytes);
         self.user.release(Resource::Contexts, n_contexts);
+        if !guests.is_empty() {
+            let n_guests = guests.len();
+            tracing::warn!(uid = self.actor.0, n_guests, reason, "guests are lost with their process");
+        }
         for guest in guests.into_values() {
             guest.end(GuestEnd::ProcessLost { reason: reason.to_owned() });
         }

@@ -209,9 +209,10 @@ fn a_daemon_is_used_listed_and_stopped() {
     let table = done(&mut served.trellis(&["ps"]));
     assert!(table.contains("GUEST") && table.lines().nth(1).expect("a row").contains(&id), "{table}");
     let said = done(&mut served.trellis(&["stop", &id]));
-    assert!(said.contains(&format!("stopped guest {id}")), "{said}");
-    assert_eq!(ps(), serde_json::json!([]));
+    // A machine that is busy may take longer than `stop` waits.
+    assert!(said.contains(&format!("stopped guest {id}")) || said.contains("was told to stop"), "{said}");
     assert_eq!(wait(&mut sleeper).code(), Some(1));
+    assert_eq!(ps(), serde_json::json!([]));
     let said = failed(&mut served.trellis(&["stop", &id]), 2);
     assert!(said.contains("no guest") && said.contains("`trellis ps`"), "{said}");
     let said = failed(&mut served.trellis(&["run", "no-such-guest"]), 2);

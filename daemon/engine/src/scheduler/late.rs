@@ -175,7 +175,12 @@ impl Scheduler {
                 context.hide_what_it_writes(&mut self.pages);
                 // A page that another found in the cache in this plan can only be copied now, and no page was promised for that.
                 if self.needs_more(context) {
-                    self.leave(id, context);
+                    if context.job().is_some() {
+                        // Its job asks again, for all its members.
+                        self.leave(id, context);
+                    } else if !self.admit(id, context) {
+                        return Some(Placed::Nothing);
+                    }
                 }
                 None
             }

@@ -22,13 +22,15 @@ impl Scheduler {
     ) {
         let n_rows_max = self.limits.n_rows_max;
         if let Some(Latest { user, .. }) = plan.latest.filter(|_| !plan.decode_bound.is_look()) {
-            let n_before = plan.work.n_prompt_tokens;
-            let n_tokens_free = self.limits.n_tokens_max.saturating_sub(plan.n_tokens());
+            let (n_before, n_prompt_before) = (plan.n_tokens(), plan.work.n_prompt_tokens);
+            let n_tokens_free = self.limits.n_tokens_max.saturating_sub(n_before);
             let n_tokens_late = n_tokens.max(N_TOKENS_LATE.min(n_tokens_free));
             plan.of_user = Some(user);
             self.place_class(Class::Prompt, n_rows_max, n_tokens_late, plan, waiting);
             plan.of_user = None;
-            n_tokens = n_tokens.saturating_sub(plan.work.n_prompt_tokens - n_before);
+            // One whose prompt others have computed meanwhile decodes, and is a token of the step all the same.
+            let n_taken = (plan.n_tokens() - n_before).max(plan.work.n_prompt_tokens - n_prompt_before);
+            n_tokens = n_tokens.saturating_sub(n_taken);
         }
         self.place_class(Class::Prompt, n_rows_max, n_tokens, plan, waiting);
     }
@@ -45,11 +47,15 @@ impl Scheduler {
         let Range { start, end } = tokens;
         let Some(work @ Work::Ask(_)) = &context.work else { return end };
         let n_outputs = |end| (work.outputs_cost(start..end, n_all, &self.limits) / 1000) as usize;
-        let (n_tokens, n_with_outputs) = (end - start, end - start + n_outputs(end));
         // What the last token alone asks for comes whatever it takes.
-        if n_with_outputs <= n_tokens_max || n_outputs(end - 1) == 0 {
+        if end - start + n_outputs(end) <= n_tokens_max || n_outputs(end - 1) == 0 {
             return end;
         }
-        start + (n_tokens_max * n_tokens / n_with_outputs).max(1)
+        // Tokens before the first that asks are no more than tokens.
+        let n_before = work.first_output(n_all).clamp(start, end) - start;
+        let n_asking = end - start - n_before;
+        let n_left = n_tokens_max.saturating_sub(n_before);
+        let n_fitting = n_left * n_asking / (n_asking + n_outputs(end)).max(1);
+        start + (n_before + n_fitting).max(1)
     }
 }

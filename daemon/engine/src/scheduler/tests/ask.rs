@@ -105,6 +105,7 @@ fn tokens_that_each_ask_for_a_row_of_logits_fill_a_step_as_so_many_more_tokens_d
     assert_eq!(rows_of_first_step(1, 200), [16]);
     // Tokens before the first that is asked about are no more than tokens.
     assert_eq!(rows_of_first_step(200, 1), [64]);
+    assert_eq!(rows_of_first_step(45, 200), [44 + 5]);
     // A row that is short leaves the next one what is left with what it asks.
     assert_eq!(rows_of_first_step(1, 10), [10, 6]);
 }
