@@ -256,14 +256,8 @@ impl OutputSender {
     /// once the client is gone.
     pub(crate) async fn lend(&self) -> Option<usize> {
         self.credit.acquire().await.ok()?.forget();
-        let mut n_bytes = 1;
-        while let n @ 1.. = u32::try_from(self.credit.available_permits()).unwrap_or(u32::MAX)
-            && let Ok(permit) = self.credit.try_acquire_many(n)
-        {
-            permit.forget();
-            n_bytes += n as usize;
-        }
-        Some(n_bytes)
+        // In one go, however much that is: whoever lends has the guests of all users to see to.
+        Some(1 + self.credit.forget_permits(usize::MAX))
     }
 
     /// Sends what such a guest has counted.
@@ -417,6 +411,20 @@ mod tests {
         }
         drop(waiting);
         assert!(matches!(sender.try_send(GuestOutput::Text("it goes on".to_owned())), Ok(true)));
+    }
+
+    #[tokio::test]
+    async fn all_credit_is_lent_at_once_also_credit_without_end() {
+        let (sender, receiver) = output_channel(10);
+        assert_eq!(sender.lend().await, Some(10));
+        let begun = std::time::Instant::now();
+        receiver.grant(usize::MAX);
+        assert_eq!(sender.lend().await, Some(CREDIT_MAX));
+        assert!(begun.elapsed() < std::time::Duration::from_secs(1), "{:?}", begun.elapsed());
+        receiver.grant(5);
+        assert_eq!(sender.lend().await, Some(5));
+        drop(receiver);
+        assert_eq!(sender.lend().await, None);
     }
 
     #[tokio::test]
