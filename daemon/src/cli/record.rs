@@ -9,6 +9,30 @@ use tempfile::NamedTempFile;
 use super::error::CliError;
 use crate::recording::{Head, write_head};
 
+/// Makes sure that a file can be put at this path, and leaves what is there.
+///
+/// # Errors
+/// It cannot.
+pub(super) fn check(path: &Path) -> Result<(), CliError> {
+    let failed = |source| CliError::Io { doing: format!("write {}", path.display()), source };
+    match path.symlink_metadata() {
+        // A device or a pipe would be replaced by a file.
+        Ok(found) if !found.is_file() => {
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        Ok(_) | Err(_) => {}
+    }
+    // One without a name, which goes with the command.
+    tempfile::tempfile_in(folder_of(path)).map_err(failed)?;
+    Ok(())
+}
+
+/// A new file, which its user alone may read, as files of this kind are. It is put at its path by `persist`.
+pub(super) fn new_file(path: &Path) -> io::Result<NamedTempFile> {
+    NamedTempFile::new_in(folder_of(path))
+}
+
 /// A recording that is being written. Prompts and answers are in it: only its user may read it.
 ///
 /// What is there under its name stays until something has come of the recording.
@@ -34,17 +58,7 @@ impl Recording {
     /// # Errors
     /// It cannot.
     pub(crate) fn create(path: PathBuf, head: Head) -> Result<Self, CliError> {
-        let failed = |source| CliError::Io { doing: format!("write {}", path.display()), source };
-        match path.symlink_metadata() {
-            // A device or a pipe would be replaced by a file.
-            Ok(found) if !found.is_file() => {
-                return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
-            }
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            Ok(_) | Err(_) => {}
-        }
-        // One without a name, which goes with the command.
-        tempfile::tempfile_in(folder_of(&path)).map_err(failed)?;
+        check(&path)?;
         Ok(Self { path, stage: Stage::Waiting(head) })
     }
 
@@ -60,8 +74,7 @@ impl Recording {
         if let Stage::Waiting(_) = self.stage
             && let Stage::Waiting(head) = std::mem::replace(&mut self.stage, Stage::Failed)
         {
-            // A new file, which its user alone may read, as files of this kind are.
-            let file = NamedTempFile::new_in(folder_of(&self.path))?;
+            let file = new_file(&self.path)?;
             let mut file = BufWriter::new(file.persist(&self.path).map_err(|error| error.error)?);
             file.write_all(&write_head(&head))?;
             self.stage = Stage::Writing(file);

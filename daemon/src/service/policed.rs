@@ -96,15 +96,33 @@ fn closed<'a>(result: &'a Result<(), ErrorBody>, usage: &GuestUsage) -> Closed<'
     }
 }
 
-/// How the guest ended, in the words that the policy lets through: those of a guest's own error, or of its panic, are its own.
+/// How the guest ended, in the words that the policy lets through.
 async fn told(gate: &Gate, result: Result<(), ErrorBody>) -> Result<(), ErrorBody> {
     let Err(error) = result else { return result };
-    if !matches!(error.code, ErrorCode::GuestFailed | ErrorCode::GuestTrapped) {
+    if !may_hold_words(&error.code) {
         return Err(error);
     }
     Err(match gate.error(error.message.clone()).await {
-        Ok(Some(message)) => ErrorBody { message, ..error },
-        Ok(None) => ErrorBody { message: KEPT_BACK.to_owned(), ..error },
+        Ok(Some(message)) if message == error.message => error,
+        // The value may be in the text that the policy did not let through.
+        Ok(message) => {
+            let message = message.unwrap_or_else(|| KEPT_BACK.to_owned());
+            ErrorBody { message, value: None, ..error }
+        }
         Err(ruling) => ruled(ruling),
     })
+}
+
+/// Whether the text of such an error may hold words of the guest: those of its own error and of a panic that it has caused, and
+/// whatever the process says that it runs in. Of the others the text is the daemon's, around numbers.
+fn may_hold_words(code: &ErrorCode) -> bool {
+    !matches!(
+        code,
+        ErrorCode::BudgetExceeded
+            | ErrorCode::LimitExceeded
+            | ErrorCode::DeadlineExceeded
+            | ErrorCode::Stopped
+            | ErrorCode::Cancelled
+            | ErrorCode::ShuttingDown
+    )
 }

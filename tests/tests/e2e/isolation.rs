@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use trellis::config::{Config, Isolation};
 use trellis::daemon::Daemon;
-use trellis::guest::GuestLimits;
+use trellis::guest::{GuestLimits, PolicySettings};
 use trellis::session::Actor;
 use trellis_client::{Client, Event, Guest, Program, StartOptions};
 use trellis_engine::account::ActorId;
@@ -105,6 +105,33 @@ fn a_process_that_is_killed_takes_its_own_guests_along_and_nobody_elses() {
         assert_eq!(run(&alice, &guests::hostile(), stream("120")).await.well().tokens, expected);
         drop((alice, bob));
         nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn what_is_said_of_a_process_that_ended_is_for_the_operators_policy_too() {
+    let file = tempfile::NamedTempFile::with_suffix(".wasm").expect("a file");
+    fs::write(file.path(), guests::faulty_policy()).expect("the component is written");
+    let policy = PolicySettings {
+        component: Some(file.path().to_owned()),
+        settings: [("fault".to_owned(), "errors".to_owned())].into(),
+        // Slow machines take their time.
+        call_ms: 2_000,
+        load_ms: 20_000,
+        ..PolicySettings::default()
+    };
+    block_on(async {
+        let daemon = Arc::new(daemons::start(&Config { policy, ..config(Isolation::Process) }));
+        let alice = client(&daemon, ALICE).await;
+        let mut victim = start(&alice, stream("100000")).await;
+        first_tokens(&mut victim).await;
+        let killed =
+            std::process::Command::new("kill").args(["-9", &process_of(&daemon, ALICE).to_string()]).status();
+        assert!(killed.expect("kill is there").success());
+        let ended = collect(victim).await;
+        let reason = ended.reason();
+        assert_eq!((reason.code.as_str(), reason.message.as_str()), ("process_lost", "it did not go well"));
+        assert_eq!(reason.value, None);
     });
 }
 

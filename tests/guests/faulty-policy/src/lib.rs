@@ -35,6 +35,9 @@ impl Policy for Faulty {
     }
 
     fn emitted(&mut self, _: &GuestInfo, output: Output) -> Verdict {
+        if self.fault == "errors" && matches!(output, Output::Error(_)) {
+            return Verdict::instead(Output::Error("it did not go well".to_owned()));
+        }
         let Output::Text(text) = &output else { return Verdict::Pass };
         if !text.contains("now") {
             return Verdict::Pass;
