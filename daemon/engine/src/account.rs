@@ -17,7 +17,7 @@ pub use self::lease::{Lender, Lending};
 pub use self::priority::Priority;
 pub use self::step_log::{StepLog, StepNote};
 use crate::causes::{Cause, Causes, Tally};
-use crate::port::{Name, names};
+use crate::port::{Name, names_of_budgets};
 
 /// Something that is counted and bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,10 +73,10 @@ impl Budget {
 #[error("{what} of the {level}: {used} of {limit} in use, {requested} more asked for")]
 pub struct BudgetExceeded {
     /// The resource.
-    #[serde(with = "names")]
+    #[serde(with = "names_of_budgets")]
     pub what: Name,
     /// Whose budget: `guest`, `session`, `user` or `daemon`.
-    #[serde(with = "names")]
+    #[serde(with = "names_of_budgets")]
     pub level: Name,
     /// In use.
     pub used: u64,

@@ -58,6 +58,38 @@ pub(crate) mod names {
     }
 }
 
+/// How the names of a budget travel: there are no others, whatever arrives.
+pub(crate) mod names_of_budgets {
+    use serde::{Deserialize, Deserializer};
+
+    pub(crate) use super::names::serialize;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'static str, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(super::of_budget(&name).unwrap_or(super::NO_NAME))
+    }
+}
+
+/// Of budgets, which guests are told of all the time.
+const OF_BUDGETS: [&str; 9] = [
+    "tokens",
+    "pages",
+    "pages in host memory",
+    "contexts",
+    "bytes of host memory",
+    "guest",
+    "session",
+    "user",
+    "daemon",
+];
+
+/// What arrives under a name that is not known.
+const NO_NAME: &str = "something without a name";
+
+fn of_budget(name: &str) -> Option<&'static str> {
+    OF_BUDGETS.into_iter().find(|known| *known == name)
+}
+
 /// The most names that are held for what has arrived, and the bytes of the longest.
 const N_NAMES_MAX: usize = 1024;
 const NAME_BYTES_MAX: usize = 128;
@@ -66,10 +98,7 @@ const NAME_BYTES_MAX: usize = 128;
 /// are held than that.
 fn known_name(name: String) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    // Of budgets, which guests are told of all the time: these are there whatever else comes.
-    const OF_BUDGETS: [&str; 8] =
-        ["tokens", "pages", "contexts", "bytes of host memory", "guest", "session", "user", "daemon"];
-    if let Some(known) = OF_BUDGETS.iter().find(|known| **known == name) {
+    if let Some(known) = of_budget(&name) {
         return known;
     }
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +106,7 @@ fn known_name(name: String) -> &'static str {
         return known;
     }
     if names.len() >= N_NAMES_MAX || name.len() > NAME_BYTES_MAX {
-        return "something without a name";
+        return NO_NAME;
     }
     let name: &'static str = name.leak();
     names.insert(name);

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::{BudgetExceeded, GuestId};
 
-use super::names::list;
+use super::names::{cut, list};
+
+/// More than the bytes of any text in a [`GuestEnd`].
+const TEXT_BYTES_MAX: usize = 32 << 10;
 
 /// Why a guest cannot be compiled or started.
 #[derive(Debug, thiserror::Error)]
@@ -278,6 +281,27 @@ pub enum GuestEnd {
         /// Why.
         reason: String,
     },
+}
+
+impl GuestEnd {
+    /// The same with the beginnings of its texts, as long as they are where a guest of ours has ended: it may come from a process
+    /// that says anything.
+    pub(crate) fn with_texts_cut(mut self) -> Self {
+        let texts: [Option<&mut String>; 2] = match &mut self {
+            Self::Failed { message } | Self::Panicked { message } => [Some(message), None],
+            Self::Trapped { reason } | Self::ProcessLost { reason } => [Some(reason), None],
+            Self::DeviceFailed { device, reason } => [Some(device), Some(reason)],
+            Self::ModelFailed { model, reason } => [Some(model), Some(reason)],
+            Self::ModelUnloaded { model } => [Some(model), None],
+            _ => [None, None],
+        };
+        for text in texts.into_iter().flatten() {
+            if text.len() > TEXT_BYTES_MAX {
+                *text = cut(text, TEXT_BYTES_MAX);
+            }
+        }
+        self
+    }
 }
 
 /// Why the host stops a guest from within a call, where the host API has no error for it.

@@ -68,7 +68,7 @@ pub(crate) use io::{Creditor, Sink, output_to};
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
 pub(crate) use limits::{COMPILE_BYTES_LEAST, OWN_BYTES, ProcessBytes};
-pub(crate) use names::{list as listed_names, name as shown_name};
+pub(crate) use names::{REASON_BYTES_MAX, cut, list as listed_names, name as shown_name};
 pub(crate) use policy::{Closed, Gate, Passage, PolicedGuest, Ruling};
 pub use policy::{Policy, PolicyError, PolicyFailure, PolicySettings};
 pub(crate) use pool::{GUEST_BYTES, GuestPool};

@@ -102,10 +102,9 @@ impl Announced {
         device.map(|device| &device.engine).ok_or(not_there)
     }
 
-    /// Leaves those names that a model has which the process may have, and each once.
-    pub(crate) fn keep_known(&self, names: &mut Vec<String>) {
-        let known = self.models.iter().flatten().map(|model| model.handle.model().name.as_str());
-        *names = known.filter(|known| names.iter().any(|name| name == known)).map(str::to_owned).collect();
+    /// The names of the models that the process may have something of.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.models.iter().flatten().map(|model| model.handle.model().name.clone()).collect()
     }
 
     /// Guests of the process have something of a model from now on, or nothing.

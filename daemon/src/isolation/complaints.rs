@@ -51,6 +51,11 @@ impl Complaints {
                     break;
                 }
             };
+            // It may write without end.
+            if n_lines > N_LINES_MAX {
+                tokio::task::yield_now().await;
+                continue;
+            }
             for byte in &piece[..n] {
                 if *byte == b'\n' {
                     self.say(&user, &mut line, &mut n_lines);

@@ -37,6 +37,7 @@ pub(crate) struct FarGuest {
     credit: AtomicUsize,
     /// Of messages on their way.
     pub(crate) room: Arc<Semaphore>,
+    is_recorded: bool,
     /// The steps with rows of it, if it is profiled.
     steps: Option<Arc<StepLog>>,
     inner: Mutex<Inner>,
@@ -62,13 +63,14 @@ pub(crate) struct Beginning {
     pub(crate) owner: Owner,
     pub(crate) output: OutputSender,
     pub(crate) charge: HostCharge,
+    pub(crate) is_recorded: bool,
     pub(crate) is_profiled: bool,
     pub(crate) end: oneshot::Sender<GuestEnd>,
 }
 
 impl FarGuest {
     pub(crate) fn new(beginning: Beginning) -> Arc<Self> {
-        let Beginning { id, name, hash, owner, output, charge, is_profiled, end } = beginning;
+        let Beginning { id, name, hash, owner, output, charge, is_recorded, is_profiled, end } = beginning;
         let Owner { actor, session, account, .. } = owner;
         let seen = Seen { amounts: Default::default(), is_running: true, models: Vec::new() };
         Arc::new(Self {
@@ -77,6 +79,7 @@ impl FarGuest {
             hash,
             actor,
             session,
+            is_recorded,
             steps: is_profiled.then(|| account.watch_steps()),
             account,
             started: Instant::now(),
@@ -113,8 +116,17 @@ impl FarGuest {
     /// Passes on what it sends.
     ///
     /// # Errors
-    /// It has no credit for that.
+    /// It has no credit for that, or it is what a host says of its guest, and nobody has asked for that: a policy of the
+    /// operator's does not look into it.
     pub(crate) fn pass_on(&self, output: GuestOutput) -> Result<(), NotUnderstood> {
+        let what = match &output {
+            GuestOutput::Recorded(_) if !self.is_recorded => Some("recording"),
+            GuestOutput::Profiled(_) if self.steps.is_none() => Some("profile"),
+            _ => None,
+        };
+        if let Some(what) = what {
+            return Err(NotUnderstood::NotWanted { guest: self.id.0, what });
+        }
         let n_bytes = output.credit_bytes();
         let taken = self
             .credit
@@ -192,6 +204,49 @@ impl FarGuest {
             n_pages_on_host: self.account.used(Resource::HostPages),
             limits: crate::guest::Amounts::limits(limits, &self.account),
             used: Used::of(&self.account),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trellis_engine::account::Budget;
+
+    use super::*;
+    use crate::guest::output_channel;
+
+    #[test]
+    fn recordings_and_profiles_are_passed_on_where_they_were_asked_for() {
+        for is_wanted in [true, false] {
+            let account = Account::new("guest", Budget::UNLIMITED, None);
+            let (output, _receiver) = output_channel(1000);
+            let (end, _ended) = oneshot::channel();
+            let guest = FarGuest::new(Beginning {
+                id: GuestId(7),
+                name: "chat".to_owned(),
+                hash: blake3::hash(b"chat"),
+                owner: Owner {
+                    actor: ActorId(1),
+                    session: SessionId(1),
+                    guest: GuestId(7),
+                    account: account.clone(),
+                },
+                output: output.paid_by(account.clone()),
+                charge: HostCharge::new(&account, 1).expect("there is no bound"),
+                is_recorded: is_wanted,
+                is_profiled: is_wanted,
+                end,
+            });
+            guest.grant(1000);
+            guest.pass_on(GuestOutput::Text("well".to_owned())).expect("it has credit");
+            for output in [GuestOutput::Recorded(vec![1; 9]), GuestOutput::Profiled(vec![1; 9])] {
+                let passed = guest.pass_on(output);
+                match passed {
+                    Ok(()) => assert!(is_wanted),
+                    Err(NotUnderstood::NotWanted { guest: 7, .. }) => assert!(!is_wanted),
+                    Err(error) => panic!("{error}"),
+                }
+            }
         }
     }
 }

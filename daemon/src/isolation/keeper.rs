@@ -21,7 +21,7 @@ use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode_of_guests, encode,
 };
 use super::outgoing::{Answers, Outgoing, Pen};
-use crate::guest::{GuestEnd, GuestLimits, InboxReceiver, NICENESS, give_way};
+use crate::guest::{GuestEnd, GuestLimits, InboxReceiver, NICENESS, REASON_BYTES_MAX, cut, give_way};
 use crate::models::Models;
 
 /// How long a guest that is stopped may take to end before its process is, and with it all guests of its user. What no epoch
@@ -174,7 +174,7 @@ impl Keeper {
     pub(crate) fn start(
         self: &Arc<Self>,
         guest: Arc<FarGuest>,
-        code: &[u8],
+        code: &Arc<[u8]>,
         mut start: Start,
         input: InboxReceiver,
     ) {
@@ -304,6 +304,8 @@ impl Keeper {
 
     /// It is gone, or is to go: its guests end, and what it borrowed comes back.
     pub(crate) fn fall(&self, reason: String) {
+        // There is one for each guest, and it may quote what the process has said.
+        let reason = cut(&reason, REASON_BYTES_MAX);
         let is_first = self.lost.send_if_modified(|lost| {
             let is_first = lost.is_none();
             lost.get_or_insert_with(|| reason.clone());
@@ -439,13 +441,14 @@ impl Keeper {
             FromGuests::Output { guest, output } => self.guest(guest)?.pass_on(output)?,
             FromGuests::Taken { guest } => self.guest(guest)?.note_taken(),
             FromGuests::Seen { guest, mut seen } => {
-                self.lock().announced.keep_known(&mut seen.models);
+                let known = self.lock().announced.names();
+                seen.models = known.into_iter().filter(|name| seen.models.contains(name)).collect();
                 self.guest(guest)?.note_seen(*seen);
             }
             FromGuests::Ended { guest, end } => {
                 let known = self.guest(guest)?;
                 self.lock().guests.remove(&guest);
-                known.end(end);
+                known.end(end.with_texts_cut());
             }
         }
         Ok(())
@@ -554,13 +557,13 @@ impl Registry for Known<'_> {
 
 impl State {
     /// Sees to it that the process has the code of a component.
-    fn provide(&mut self, hash: [u8; 32], code: &[u8], limits: &GuestLimits, outgoing: &Outgoing) {
+    fn provide(&mut self, hash: [u8; 32], code: &Arc<[u8]>, limits: &GuestLimits, outgoing: &Outgoing) {
         if let Some(idx) = self.programs.iter().position(|(known, _)| *known == hash) {
             let known = self.programs.remove(idx).expect("it was found there");
             return self.programs.push_back(known);
         }
         self.programs.push_back((hash, code.len()));
-        outgoing.put(ToGuests::Program { hash, code: code.to_vec() });
+        outgoing.put(ToGuests::Program { hash, code: code.clone() });
         let n_bytes = |programs: &VecDeque<(_, usize)>| programs.iter().map(|(_, n)| n).sum::<usize>();
         while self.programs.len() > 1
             && (self.programs.len() > limits.n_programs || n_bytes(&self.programs) > limits.program_bytes)

@@ -1,5 +1,7 @@
 //! What the daemon and a process of guests say to each other.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use trellis_engine::EngineFailure;
 use trellis_engine::account::{ActorId, BudgetExceeded, Counted, GuestId, Resource, SessionId};
@@ -9,7 +11,7 @@ use trellis_engine::remote::{Answered, Asked, ModelFacts, Numbers};
 use trellis_wire::{Shape, WireError, validate_within};
 
 use super::budgets::UserBudgets;
-use crate::guest::{Amounts, GuestEnd, GuestLimits, GuestOutput};
+use crate::guest::{Amounts, GuestEnd, GuestLimits, GuestOutput, REASON_BYTES_MAX, cut};
 
 /// An engine of the daemon, by the order in which the process heard of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,8 +41,8 @@ pub(crate) enum ToGuests {
     /// The compiled code of a component.
     Program {
         hash: [u8; 32],
-        #[serde(with = "serde_bytes")]
-        code: Vec<u8>,
+        #[serde(with = "shared_bytes")]
+        code: Arc<[u8]>,
     },
     /// A component is not started any more.
     ForgetProgram { hash: [u8; 32] },
@@ -142,12 +144,12 @@ pub(crate) enum NotUnderstood {
         source: WireError,
     },
     /// No such message.
-    #[error("a message of {n_bytes} bytes that says nothing: {source}")]
+    #[error("a message of {n_bytes} bytes that says nothing: {reason}")]
     Frame {
         /// Its length.
         n_bytes: usize,
-        /// What is wrong with it.
-        source: rmp_serde::decode::Error,
+        /// What is wrong with it: the beginning, since it may quote the message.
+        reason: String,
     },
     /// Something was named that is not there.
     #[error("{what} {number} is not there")]
@@ -167,6 +169,14 @@ pub(crate) enum NotUnderstood {
         guest: u64,
         /// How many.
         n_bytes: usize,
+    },
+    /// A recording or a profile came that nobody has asked for.
+    #[error("a {what} of guest {guest}, which nobody has asked for")]
+    NotWanted {
+        /// The guest.
+        guest: u64,
+        /// Which of the two.
+        what: &'static str,
     },
     /// More was given back than was lent.
     #[error("{n} {resource} given back, {lent} were lent")]
@@ -188,6 +198,21 @@ pub(crate) enum NotUnderstood {
     },
 }
 
+/// Bytes that the daemon has anyway.
+mod shared_bytes {
+    use std::sync::Arc;
+
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &Arc<[u8]>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<[u8]>, D::Error> {
+        serde_bytes::deserialize::<Vec<u8>, _>(deserializer).map(Arc::from)
+    }
+}
+
 /// A message as bytes.
 pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     rmp_serde::to_vec(message).expect("messages are plain data")
@@ -205,5 +230,30 @@ pub(crate) fn decode_of_guests(frame: &[u8]) -> Result<FromGuests, NotUnderstood
 
 /// The message of these bytes.
 pub(crate) fn decode<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, NotUnderstood> {
-    rmp_serde::from_slice(frame).map_err(|source| NotUnderstood::Frame { n_bytes: frame.len(), source })
+    rmp_serde::from_slice(frame).map_err(|error| {
+        let reason = cut(&error.to_string(), REASON_BYTES_MAX);
+        NotUnderstood::Frame { n_bytes: frame.len(), reason }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_says_is_quoted_in_part_only() {
+        let nonsense = std::collections::HashMap::from([("x".repeat(1 << 20), ())]);
+        let error = decode_of_guests(&encode(&nonsense)).expect_err("it says nothing").to_string();
+        assert!(error.contains("xxx") && error.len() < 2 * REASON_BYTES_MAX, "{} bytes", error.len());
+        let exceeded = BudgetExceeded { what: "tokens", level: "user", used: 1, requested: 2, limit: 3 };
+        let told = encode(&exceeded);
+        assert_eq!(decode::<BudgetExceeded>(&told).expect("it was written so"), exceeded);
+        let of_its_own = encode(&("secret words", "user", 1, 2, 3));
+        let told = decode::<BudgetExceeded>(&of_its_own).expect("the names are texts").to_string();
+        assert!(told.starts_with("something without a name of the user"), "{told}");
+        let end = GuestEnd::Failed { message: "x".repeat(1 << 20) };
+        assert!(end.with_texts_cut().to_string().len() < 1 << 16);
+        let end = GuestEnd::Failed { message: "its own words".to_owned() };
+        assert_eq!(end.with_texts_cut().to_string(), "its own words");
+    }
 }

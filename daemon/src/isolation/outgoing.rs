@@ -13,8 +13,11 @@ use super::message::{EngineNumber, NotUnderstood, ToGuests};
 /// Bytes that may wait. A process whose guests take their answers has next to nothing here.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 
+/// Bytes of code that may wait: a few times what a process has at once. They are the daemon's own, but may be so no longer.
+const WAITING_CODE_BYTES_MAX: usize = 1 << 30;
+
 /// What a message counts beside the lists in it.
-const MESSAGE_BYTES: usize = 128;
+const MESSAGE_BYTES: usize = size_of::<(ToGuests, usize)>();
 
 /// The most that an engine's thread writes by itself, in messages and in bytes as they are counted: some microseconds. Of more
 /// it has the thread woken that writes beside it.
@@ -33,16 +36,23 @@ pub(crate) struct Outgoing {
 struct Queue {
     waiting: VecDeque<(ToGuests, usize)>,
     n_bytes: usize,
+    n_code_bytes: usize,
     is_closed: bool,
 }
 
 impl Queue {
     fn check(&self) -> Result<(), NotUnderstood> {
-        let (n_bytes, limit_bytes) = (self.n_bytes, WAITING_BYTES_MAX);
-        if n_bytes > limit_bytes {
-            return Err(NotUnderstood::ReadsNothing { n_bytes, limit_bytes });
+        let amounts = [(self.n_bytes, WAITING_BYTES_MAX), (self.n_code_bytes, WAITING_CODE_BYTES_MAX)];
+        match amounts.into_iter().find(|(n_bytes, limit_bytes)| n_bytes > limit_bytes) {
+            Some((n_bytes, limit_bytes)) => Err(NotUnderstood::ReadsNothing { n_bytes, limit_bytes }),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// All of it, without what it counted.
+    fn take(&mut self) -> VecDeque<(ToGuests, usize)> {
+        (self.n_bytes, self.n_code_bytes) = (0, 0);
+        std::mem::take(&mut self.waiting)
     }
 }
 
@@ -96,13 +106,15 @@ impl Outgoing {
 
     fn push(&self, message: ToGuests) {
         let n_bytes = MESSAGE_BYTES + n_bytes_of(&message);
+        let n_code_bytes = if let ToGuests::Program { code, .. } = &message { code.len() } else { 0 };
         let mut queue = self.lock();
         if queue.is_closed {
             return;
         }
         queue.waiting.push_back((message, n_bytes));
         queue.n_bytes += n_bytes;
-        let is_too_much = queue.n_bytes > WAITING_BYTES_MAX;
+        queue.n_code_bytes += n_code_bytes;
+        let is_too_much = queue.check().is_err();
         drop(queue);
         // The thread that writes waits for room, and would not see it.
         if is_too_much && let Some(pen) = self.alarm.pen.get().and_then(Weak::upgrade) {
@@ -122,9 +134,11 @@ impl Outgoing {
     pub(crate) fn close(&self) {
         let mut queue = self.lock();
         queue.is_closed = true;
-        queue.waiting.clear();
+        let waiting = queue.take();
         drop(queue);
         self.waker.wake_by_ref();
+        // An engine that answers the process does not wait for this.
+        drop(waiting);
     }
 
     /// This thread is the one that writes, from here on with this pen.
@@ -156,8 +170,9 @@ impl Outgoing {
     /// Takes all messages into the empty list. Who writes them holds the pen before.
     pub(crate) fn take(&self, into: &mut Vec<ToGuests>) {
         let mut queue = self.lock();
-        queue.n_bytes = 0;
-        into.extend(queue.waiting.drain(..).map(|(message, _)| message));
+        let waiting = queue.take();
+        drop(queue);
+        into.extend(waiting.into_iter().map(|(message, _)| message));
     }
 
     /// The same where they are few and short; `false` where they are not.
@@ -205,9 +220,10 @@ fn is_short(message: &ToGuests) -> bool {
 /// Bytes of the lists in a message.
 fn n_bytes_of(message: &ToGuests) -> usize {
     match message {
-        // Code and models are sent once, and by nothing that a guest does.
         ToGuests::Answer { answered, .. } => answered.n_bytes(),
         ToGuests::Message { text, .. } => text.len(),
+        ToGuests::Start(start) => start.arguments.iter().map(|text| size_of::<String>() + text.len()).sum(),
+        // Code counts by itself, and models are sent once.
         _ => 0,
     }
 }
@@ -223,5 +239,42 @@ impl Outward for Answers {
     fn put(&self, answered: Answered) -> Waker {
         self.outgoing.push(ToGuests::Answer { engine: self.engine, answered });
         self.outgoing.waker.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trellis_engine::account::GuestId;
+
+    use super::*;
+
+    #[test]
+    fn what_waits_is_counted_with_its_texts_and_code_by_itself() {
+        let outgoing = Outgoing::new();
+        let code: Arc<[u8]> = vec![0; WAITING_CODE_BYTES_MAX / 8].into();
+        for _ in 0..8 {
+            outgoing.put(ToGuests::Program { hash: [0; 32], code: code.clone() });
+        }
+        outgoing.put(ToGuests::Message { guest: GuestId(1), text: "x".repeat(WAITING_BYTES_MAX / 2) });
+        outgoing.check().expect("no more waits than may");
+        outgoing.put(ToGuests::Program { hash: [0; 32], code });
+        assert!(matches!(
+            outgoing.check(),
+            Err(NotUnderstood::ReadsNothing { limit_bytes: WAITING_CODE_BYTES_MAX, .. })
+        ));
+        let mut messages = Vec::new();
+        outgoing.take(&mut messages);
+        assert_eq!(messages.len(), 10);
+        outgoing.check().expect("nothing waits");
+        for _ in 0..3 {
+            outgoing.put(ToGuests::Message { guest: GuestId(1), text: "x".repeat(WAITING_BYTES_MAX / 2) });
+        }
+        assert!(matches!(
+            outgoing.check(),
+            Err(NotUnderstood::ReadsNothing { limit_bytes: WAITING_BYTES_MAX, .. })
+        ));
+        outgoing.close();
+        outgoing.put(ToGuests::Stop { guest: GuestId(1) });
+        assert!(!outgoing.wait().expect("nothing waits"));
     }
 }

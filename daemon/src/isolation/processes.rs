@@ -110,6 +110,7 @@ impl GuestProcesses {
             owner: Owner { actor, session: launch.session, guest: id, account: account.clone() },
             output: io.output.paid_by(launch.account.clone()),
             charge,
+            is_recorded: launch.is_recorded,
             is_profiled: launch.is_profiled,
             end,
         });

@@ -374,7 +374,11 @@ impl Service for HostService {
             failure: self.loader.models().failure().map(|failure| failure.to_string()),
             class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
             isolation: Some(self.host.isolation().name().to_owned()),
-            policy: self.loader.policy().map(|policy| policy.shown()),
+            // Where files are is for the operator.
+            policy: self.loader.policy().map(|policy| match is_operator(actor) {
+                true => policy.shown(),
+                false => "set".to_owned(),
+            }),
         })
     }
 

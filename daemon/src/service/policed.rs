@@ -25,12 +25,12 @@ pub(super) fn ruled(ruling: Ruling) -> ErrorBody {
     }
 }
 
-/// What the policy failed of is the operator's, and in the log.
+/// What the policy failed of is the operator's, and in the log: its own words may be of what it keeps back.
 pub(super) fn failed(failure: &PolicyFailure) -> ErrorBody {
     tracing::error!(error = %failure, "the policy has failed");
     ErrorBody::new(
         ErrorCode::PolicyFailed,
-        format!("the operator's policy failed, and the guest ended with it: {failure}"),
+        format!("the operator's policy failed, and the guest ended with it: {}", failure.told()),
     )
 }
 

@@ -228,9 +228,10 @@ impl Lane {
         }
         for event in events(output) {
             // A client that does not read finds what it asked for cut short.
-            if tokio::time::timeout_at(due, self.outbox.room(Room::Bulk)).await.is_ok() {
-                self.send_own(event);
+            if tokio::time::timeout_at(due, self.outbox.room(Room::Bulk)).await.is_err() {
+                return;
             }
+            self.send_own(event);
         }
     }
 
@@ -279,6 +280,8 @@ fn finish(ended: Result<GuestEnd, Box<dyn std::any::Any + Send>>) -> Ending {
 /// credit that they take is the same.
 pub(crate) fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
     let mut rest = Some(output);
+    // Of what a host says of its guest, which may be long.
+    let mut n_given = 0;
     std::iter::from_fn(move || {
         let event = match rest.take()? {
             GuestOutput::Text(mut text) => {
@@ -296,22 +299,30 @@ pub(crate) fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
                 Event::Tokens { tokens }
             }
             GuestOutput::Json(json) => Event::Json { json },
-            GuestOutput::Recorded(mut bytes) => {
-                if bytes.len() > OUTPUT_BYTES_MAX {
-                    rest = Some(GuestOutput::Recorded(bytes.split_off(OUTPUT_BYTES_MAX)));
-                }
+            GuestOutput::Recorded(bytes) if bytes.len() <= OUTPUT_BYTES_MAX => Event::Recorded { bytes },
+            GuestOutput::Profiled(bytes) if bytes.len() <= OUTPUT_BYTES_MAX => Event::Profiled { bytes },
+            GuestOutput::Recorded(all) => {
+                let bytes = piece_of(&all, &mut n_given);
+                rest = (n_given < all.len()).then_some(GuestOutput::Recorded(all));
                 Event::Recorded { bytes }
             }
-            GuestOutput::Profiled(mut bytes) => {
-                if bytes.len() > OUTPUT_BYTES_MAX {
-                    rest = Some(GuestOutput::Profiled(bytes.split_off(OUTPUT_BYTES_MAX)));
-                }
+            GuestOutput::Profiled(all) => {
+                let bytes = piece_of(&all, &mut n_given);
+                rest = (n_given < all.len()).then_some(GuestOutput::Profiled(all));
                 Event::Profiled { bytes }
             }
             GuestOutput::Log { level, line } => Event::Log { level: wire_level(level), line },
         };
         Some(event)
     })
+}
+
+/// What comes after those that were given. The rest is not moved for each piece.
+fn piece_of(all: &[u8], n_given: &mut usize) -> Vec<u8> {
+    let rest = &all[*n_given..];
+    let piece = &rest[..rest.len().min(OUTPUT_BYTES_MAX)];
+    *n_given += piece.len();
+    piece.to_vec()
 }
 
 fn wire_level(level: guest::LogLevel) -> LogLevel {
@@ -336,12 +347,22 @@ mod tests {
             (GuestOutput::Tokens(vec![7; long]), 5),
             (GuestOutput::Tokens(Vec::new()), 1),
             (GuestOutput::Json("{}".into()), 1),
-            (GuestOutput::Recorded(vec![7; long]), 2),
+            (GuestOutput::Recorded((0..long).map(|n| n as u8).collect()), 2),
+            (GuestOutput::Profiled(vec![7; 3 * OUTPUT_BYTES_MAX]), 3),
             (GuestOutput::Log { level: guest::LogLevel::Warn, line: "x".into() }, 1),
         ];
         for (output, n_events) in outputs {
             let n_bytes = output.credit_bytes();
+            let recorded = match &output {
+                GuestOutput::Recorded(bytes) => bytes.clone(),
+                _ => Vec::new(),
+            };
             let events: Vec<_> = events(output).collect();
+            let pieces = events.iter().flat_map(|event| match event {
+                Event::Recorded { bytes } => bytes.clone(),
+                _ => Vec::new(),
+            });
+            assert_eq!(pieces.collect::<Vec<_>>(), recorded);
             assert_eq!(events.len(), n_events);
             assert_eq!(events.iter().map(Event::credit_bytes).sum::<usize>(), n_bytes);
         }

@@ -1,7 +1,7 @@
 //! Attacks on the engine: work that it shares with everybody.
 
 use super::Attacker::Guest;
-use super::ends::{ANY_ORDERLY, BUSY, HOARD};
+use super::ends::{ANY_ORDERLY, BUSY, HOARD, HOST_MEMORY};
 use super::{Attack, Category, End};
 
 const fn guest(name: &'static str, arguments: &'static [&'static str], ends: &'static [End]) -> Attack {
@@ -27,6 +27,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("generate-256", &["generate", "256"], BUSY).copies(1),
     guest("generate-crowd", &["generate", "4"], BUSY).copies(60),
     guest("generations", &["generations"], HOARD),
+    guest("generations-of-nothing", &["generations-of-nothing"], HOST_MEMORY),
     guest("generations-dropped", &["generations-of", "16"], BUSY),
     guest("beams-8", &["beams", "8"], BUSY),
     guest("beams-512", &["beams", "512"], ANY_ORDERLY).copies(1),

@@ -122,6 +122,9 @@ pub(crate) const MEMORY: &[End] = &[End::about("budget_exceeded", "memory_bytes"
 pub(crate) const MEMORY_OR_LATE: &[End] = &[BUDGET, TIME];
 /// It is refused more objects or contexts than there may be, by an error that it passes on or that ends it.
 pub(crate) const HOARD: &[End] = &[HANDLES, BUDGET, TIME, End::of("guest_failed")];
+/// It is refused more of the host's memory, by an error that it passes on or that ends it.
+pub(crate) const HOST_MEMORY: &[End] =
+    &[End::about("budget_exceeded", "host_bytes"), TIME, End::of("guest_failed")];
 /// The host refused, and the guest passed it on.
 pub(crate) const FAILED: &[End] = &[End::of("guest_failed")];
 /// The guest did what WebAssembly forbids.

@@ -36,7 +36,7 @@ const N_LOOKS_OF_A_LINE: u64 = 10;
 const HOST_BYTES: &str = "budgets.daemon.host_bytes";
 
 /// The attacks that take memory: of guests, of the host for them, of sessions, of compilers and of the engine.
-pub const NAMES: [&str; 60] = [
+pub const NAMES: [&str; 61] = [
     "memory",
     "memory-huge",
     "memory-grow",
@@ -77,6 +77,7 @@ pub const NAMES: [&str; 60] = [
     "hidden-64",
     "beams-512",
     "generations",
+    "generations-of-nothing",
     "searches",
     "steerings",
     "contexts",

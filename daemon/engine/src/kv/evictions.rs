@@ -219,6 +219,11 @@ impl Hole {
 }
 
 impl Evictions {
+    /// Bytes of its lists.
+    pub(crate) fn n_bytes(&self) -> usize {
+        size_of_val(&*self.list) + size_of_val(&*self.gaps.holes) + size_of_val(&*self.gaps.stretches)
+    }
+
     /// As [`Gaps::index_of`].
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn index_of(&self, number: usize) -> usize {

@@ -3,9 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::account::GuestId;
-use crate::batch::Token;
+use crate::batch::{Drawn, Token, Top};
 use crate::command::{Answer, Operation};
 use crate::completion::{CallerId, Completion, Done};
+use crate::error::EngineError;
+use crate::kv::Evictions;
+use crate::run::RunEvent;
 
 /// Something that a process of guests asks of an engine.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,25 +44,52 @@ impl Answered {
         }
     }
 
-    /// Bytes of the longest list in it, roughly; 0 for what is short.
+    /// Bytes of the lists and texts in it, roughly; 0 for what is short. Whatever a process can make long is counted: an engine
+    /// writes by itself what is short, and what waits for the process is bounded by this.
     #[must_use]
     pub fn n_bytes(&self) -> usize {
-        const CANDIDATE_BYTES: usize = 12;
         match &self.0.done {
-            Done::Answer(Ok(answer)) => match answer {
-                Answer::Full(row) | Answer::Scores(row) | Answer::Embedding(row) | Answer::Attention(row) => {
-                    size_of_val(row.as_slice())
-                }
-                Answer::Hidden(states) => states.iter().map(|state| size_of_val(state.as_slice())).sum(),
-                Answer::Top { candidates, .. } | Answer::Together(candidates) => {
-                    candidates.len() * CANDIDATE_BYTES
-                }
-                Answer::Tops(tops) => tops.iter().map(|top| top.candidates.len() * CANDIDATE_BYTES).sum(),
-                Answer::Verified(drawn) => size_of_val(drawn.as_slice()),
+            Done::Answer(Ok(answer)) => of_answer(answer),
+            Done::Run { event: RunEvent::Token(drawn), .. } => of_drawn(drawn),
+            Done::Opened(Ok(opened)) => {
+                let evictions = opened.evictions.as_ref().map_or(0, Evictions::n_bytes);
+                opened.tokens.len() * size_of::<Token>() + evictions
+            }
+            Done::Answer(Err(error))
+            | Done::Opened(Err(error))
+            | Done::Kept(Err(error))
+            | Done::Run { event: RunEvent::Failed(error), .. } => match error {
+                EngineError::NotSaved { name } => name.len(),
                 _ => 0,
             },
-            Done::Opened(Ok(opened)) => opened.tokens.len() * size_of::<Token>(),
             _ => 0,
         }
     }
+}
+
+fn of_answer(answer: &Answer) -> usize {
+    match answer {
+        Answer::Full(row) | Answer::Scores(row) | Answer::Embedding(row) | Answer::Attention(row) => {
+            size_of_val(row.as_slice())
+        }
+        Answer::Hidden(states) => of_states(states),
+        Answer::Top { candidates, .. } | Answer::Together(candidates) => size_of_val(candidates.as_slice()),
+        Answer::Tops(tops) => tops.iter().map(of_top).sum(),
+        Answer::Sampled(drawn) => of_drawn(drawn),
+        Answer::Verified(all) => size_of_val(all.as_slice()) + all.iter().map(of_drawn).sum::<usize>(),
+        Answer::Beams { search, order } => search.n_bytes() as usize + size_of_val(order.as_slice()),
+        Answer::Prefilled | Answer::Kept | Answer::NotKept => 0,
+    }
+}
+
+fn of_drawn(drawn: &Drawn) -> usize {
+    drawn.seen.as_ref().map_or(0, |seen| seen.top.as_ref().map_or(0, of_top) + of_states(&seen.hidden))
+}
+
+fn of_top(top: &Top) -> usize {
+    size_of::<Top>() + size_of_val(top.candidates.as_slice())
+}
+
+fn of_states(states: &[Vec<f32>]) -> usize {
+    states.iter().map(|state| size_of::<Vec<f32>>() + size_of_val(state.as_slice())).sum()
 }

@@ -58,6 +58,16 @@ impl Default for Sampler {
 }
 
 impl Sampler {
+    /// Bytes of host memory that are its own. Masks, biases and programs are shared, and on somebody's account.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
+        let of_program = self.program.as_ref().map_or(0, |put_on| {
+            let PutOn { parameters, masks, biases, .. } = &**put_on;
+            size_of::<PutOn>() + size_of_val(&**parameters) + size_of_val(&**masks) + size_of_val(&**biases)
+        });
+        size_of::<Self>() + size_of_val(&*self.bias) + size_of_val(&*self.looks.hidden) + of_program
+    }
+
     /// Whether any penalty is on.
     #[must_use]
     pub fn penalizes(&self) -> bool {

@@ -7,6 +7,7 @@ use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::HostCharge;
 use trellis_engine::batch::{Candidate, Drawn, Token};
 use trellis_engine::model::{DecodeStream, SpecialText, Tokenizer};
+use trellis_engine::sampling::Sampler;
 use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
 
 use super::contexts::lock;
@@ -81,9 +82,10 @@ struct Writing {
     logprobs: Vec<f32>,
     /// Of all of them together.
     logprob: f64,
-    /// What was looked at in their places, and its bytes.
+    /// What was looked at in their places.
     tops: Vec<Distribution>,
-    _charge: Option<HostCharge>,
+    /// Of that, and of what the generation has been given.
+    _charge: HostCharge,
     /// Bytes of all text that was drawn.
     n_text_bytes: usize,
     /// How many they were after each token; none where it ends within a character.
@@ -148,10 +150,12 @@ impl GuestState {
             }),
         };
         // Decoding runs free to the end only where nothing but the engine can end or delay it.
+        let own_bytes = own_bytes(&request, &sampler);
         let speculation = self.speculation(request.speculation, &context)?;
         let is_free = request.stop_texts.is_empty() && client.is_none() && speculation.is_none();
         let n_left = request.max_tokens.map_or(usize::MAX, |n| n as usize).min(context.n_free());
-        let charge = looks::charge(&self.owner.account, &sampler.looks, n_left)?;
+        let n_bytes = own_bytes + looks::n_bytes(&sampler.looks, n_left);
+        let charge = HostCharge::new(&self.owner.account, n_bytes as u64)?;
         let ahead = if is_free { Ahead::Unbounded } else { Ahead::Adaptive };
         let editions: Vec<_> =
             std::iter::once(&context).chain(&others).map(|context| Edition::of(context)).collect();
@@ -190,6 +194,18 @@ impl GuestState {
             given,
         })
     }
+}
+
+/// The host memory of a generation that has drawn nothing. Any number of them may lie behind one handle, each with settings of its
+/// own.
+fn own_bytes(request: &GenerateRequest, sampler: &Sampler) -> usize {
+    let of_member = size_of::<Other>() + size_of::<Edition>() + size_of::<usize>();
+    let stop_texts = request.stop_texts.iter().map(|text| size_of::<String>() + text.len());
+    size_of::<Generation>()
+        + sampler.n_bytes()
+        + (1 + request.others.len()) * of_member
+        + size_of_val(&*request.stop_tokens)
+        + stop_texts.sum::<usize>()
 }
 
 fn check_stop_texts(texts: &[String]) -> Result<(), HostError> {

@@ -50,20 +50,12 @@ pub(super) fn put_on(
     Ok(())
 }
 
-/// The host memory of what is looked at in so many places, if it is anything.
-///
-/// # Errors
-/// There is not so much left.
-pub(super) fn charge(
-    account: &Arc<Account>,
-    looks: &Looks,
-    n_places: usize,
-) -> Result<Option<HostCharge>, BudgetExceeded> {
-    if looks.n_top == 0 {
-        return Ok(None);
+/// The host memory of what is looked at in so many places.
+pub(super) fn n_bytes(looks: &Looks, n_places: usize) -> usize {
+    match looks.n_top {
+        0 => 0,
+        n_top => (n_top * size_of::<Candidate>() + PLACE_BYTES) * n_places,
     }
-    let n_bytes = (looks.n_top * size_of::<Candidate>() + PLACE_BYTES) * n_places;
-    HostCharge::new(account, n_bytes as u64).map(Some)
 }
 
 /// The host memory of what a stream looks at: in the places that are decoded ahead, in those of a guess, and in the one that

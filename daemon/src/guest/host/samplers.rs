@@ -15,6 +15,7 @@ use super::types::{
 };
 use crate::guest::bindings::trellis::host::constraints::Beginning;
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
+use crate::guest::error::GuestFault;
 use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 
@@ -28,7 +29,7 @@ impl GuestSampler {
 
     /// Whether all that it is given is of this model.
     pub(super) fn check_models(&self, model: &ModelHandle) -> Result<(), HostError> {
-        let Given { mask, program, masks, biases, constraint } = &self.given;
+        let Given { mask, bias: _, program, masks, biases, constraint } = &self.given;
         let of_masks = mask.iter().chain(masks).map(|mask| &mask.model);
         let of_program = program.iter().map(|program| &program.model);
         let of_program = of_program.chain(constraint.iter().map(|given| &given.held.model));
@@ -229,6 +230,9 @@ impl HostSampler for GuestState {
         seed: u64,
     ) -> wasmtime::Result<Resource<GuestSampler>> {
         let mut copy = self.table.get(&sampler)?.clone();
+        // Its settings are its own.
+        let charge = copy.given.bias.as_ref().map(|charge| charge.again()).transpose();
+        copy.given.bias = charge.map_err(GuestFault::HostBytes)?.map(Arc::new);
         Arc::make_mut(&mut copy.settings).seed = seed;
         self.give_or_trap(copy)
     }
@@ -289,7 +293,11 @@ impl HostSampler for GuestState {
         if bias.len() > N_BIAS_MAX {
             return Err(invalid("bias", bias.len(), format!("at most {N_BIAS_MAX} tokens")));
         }
-        self.set(&sampler, |settings| settings.bias.clone_from(&bias))
+        let n_bytes = size_of_val(&*bias) as u64;
+        let charge = (n_bytes > 0).then(|| HostCharge::new(&self.owner.account, n_bytes)).transpose()?;
+        self.set(&sampler, |settings| settings.bias.clone_from(&bias))?;
+        self.chain(&sampler)?.given.bias = charge.map(Arc::new);
+        Ok(())
     }
 
     fn set_mask(

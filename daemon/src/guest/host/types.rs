@@ -111,6 +111,8 @@ pub(crate) struct GivenConstraint {
 pub(crate) struct Given {
     /// The mask of the chain.
     pub(crate) mask: Option<Arc<HeldMask>>,
+    /// The bytes of the chain's bias.
+    pub(crate) bias: Option<Arc<HostCharge>>,
     pub(crate) program: Option<GuestProgram>,
     pub(crate) masks: Vec<Arc<HeldMask>>,
     pub(crate) biases: Vec<Arc<HeldBias>>,

@@ -108,6 +108,16 @@ pub enum PolicyFailure {
 }
 
 impl PolicyFailure {
+    /// What others than the operator are told: not the policy's own words, in which may be what it keeps back.
+    pub(crate) fn told(&self) -> String {
+        match self {
+            Self::Said { call, .. } => format!("its `{call}` failed"),
+            Self::Trapped { call, .. } => format!("its `{call}` trapped"),
+            Self::OfModel { why, .. } => why.told(),
+            other => other.to_string(),
+        }
+    }
+
     /// The same, said of a model.
     pub(super) fn of_model(self, model: &str) -> Self {
         Self::OfModel { model: model.to_owned(), why: Box::new(self) }

@@ -124,8 +124,7 @@ impl Search {
     }
 
     /// Bytes that its tokens take.
-    #[cfg(test)]
-    pub(super) fn n_bytes(&self) -> u64 {
+    pub(crate) fn n_bytes(&self) -> u64 {
         (self.chains.len() * LINK_BYTES) as u64
     }
 

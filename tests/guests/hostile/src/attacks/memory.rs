@@ -42,6 +42,7 @@ pub(crate) fn attack(mode: &str, rest: &[String]) -> Option<Outcome> {
         "steerings" => steerings(),
         "searches" => searches(),
         "generations" => generations(),
+        "generations-of-nothing" => generations_of_nothing(),
         _ => return None,
     })
 }
@@ -116,6 +117,24 @@ fn generations() -> Outcome {
         let fork: &'static Context = Box::leak(Box::new(root.fork()?));
         let request = fork.generate(&sampler).stop_tokens(&[]).max_tokens(400);
         all.push(trellis_guest::generate_each([request])?);
+        black_box(&all);
+    }
+}
+
+/// Generations that are over before they begin: many behind one handle, and each with settings of its own.
+fn generations_of_nothing() -> Outcome {
+    let model = Model::open_default()?;
+    let contexts = (0..200).map(|_| model.context()).collect::<Result<Vec<Context>, _>>()?;
+    let sampler = Sampler::greedy();
+    let bias: Vec<(Token, f32)> = (0..1000).map(|token| (token, 0.5)).collect();
+    sampler.set_bias(&bias)?;
+    let mut all = Vec::new();
+    loop {
+        let requests = contexts
+            .iter()
+            .zip(0..)
+            .map(|(context, seed)| context.generate(&sampler).seed(seed).max_tokens(0));
+        all.push(trellis_guest::generate_each(requests)?);
         black_box(&all);
     }
 }
