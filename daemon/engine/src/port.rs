@@ -70,7 +70,7 @@ pub(crate) mod names_of_budgets {
     }
 }
 
-/// Of budgets, which guests are told of all the time.
+/// Of budgets: the resources by their names, and the levels.
 const OF_BUDGETS: [&str; 9] = [
     "tokens",
     "pages",

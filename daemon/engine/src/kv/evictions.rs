@@ -232,13 +232,10 @@ impl Evictions {
 
     /// Host memory for them and for the tokens that are gone, on both sides, in bytes.
     pub(crate) fn n_bytes_held(&self) -> u64 {
-        let Self { list, gaps } = self;
-        if list.is_empty() {
+        if self.list.is_empty() {
             return 0;
         }
-        let n_bytes =
-            size_of_val(&list[..]) + size_of_val(&gaps.holes[..]) + size_of_val(&gaps.stretches[..]);
-        2 * n_bytes as u64 + TOKEN_BYTES * self.n_evicted() as u64
+        2 * self.n_bytes() as u64 + TOKEN_BYTES * self.n_evicted() as u64
     }
 
     pub(super) fn list(&self) -> &[Eviction] {
