@@ -303,18 +303,11 @@ impl Scheduler {
                 Work::Ask(work)
             }
         };
-        if !work.is_of_head() {
-            // The output of a position comes out of computing it, so its KV is computed once more if need be.
-            let n_tokens = context.kv.tokens.len();
-            let first = work.first_output(n_tokens);
-            context.kv.rewind(first, &mut self.pages);
-            // Of many tokens that are computed once more, others may have come to share any block.
-            match first + 1 < work.n_base(n_tokens) {
-                true => context.kv.forget_unwritten(&mut self.pages),
-                false => context.kv.forget_shared_unwritten(&mut self.pages),
-            }
-        }
+        let is_of_head = work.is_of_head();
         context.work = Some(work);
+        if !is_of_head {
+            context.rewind_to_outputs(&mut self.pages);
+        }
         self.enqueue(id);
         Ok(())
     }

@@ -197,10 +197,8 @@ impl Scheduler {
         let (mut n_waits, mut kept_out) = (0, SmallVec::<[ActorId; 4]>::new());
         // Each context is looked at once, also when it comes back into the queue.
         for idx in 0..self.n_queued(class) {
-            if n_waits == N_WAITS_MAX {
-                return;
-            }
-            if plan.n_batch_rows() >= n_rows_max || n_tokens_left == 0 || self.is_full(class, plan) {
+            let is_over = n_waits == N_WAITS_MAX || plan.n_batch_rows() >= n_rows_max || n_tokens_left == 0;
+            if is_over || self.is_full(class, plan) {
                 return;
             }
             if let Some(id) = self.pop_beyond_look(class, plan) {
@@ -216,6 +214,7 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 continue;
             }
+            context.ask_without_state(&mut self.pages);
             if context.class() != class && context.work.is_some() {
                 // Its KV was given up while it stood in the queue.
                 self.contexts.insert(id, context);

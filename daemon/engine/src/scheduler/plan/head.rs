@@ -4,7 +4,8 @@ use super::{Placed, PlannedRow};
 use crate::batch::Input;
 use crate::command::ContextId;
 use crate::fair::Class;
-use crate::job::Work;
+use crate::job::{Part, Work};
+use crate::kv::PageTable;
 use crate::scheduler::{ContextState, Plan, Scheduler, UnderWay};
 
 impl Scheduler {
@@ -71,5 +72,33 @@ impl Scheduler {
         let cost = self.costs.tokens_ns(n_head_tokens) + self.costs.thousandths_ns(n_thousandths);
         self.commons.queue.charge(&context.seat, cost);
         cost
+    }
+}
+
+impl ContextState {
+    /// Has what it asks of a state that the device no longer keeps computed from the layers on. One from which tokens were evicted
+    /// may have lost its KV while it stood in the queue: then its holes are gone through anew.
+    pub(super) fn ask_without_state(&mut self, pages: &mut PageTable) {
+        if self.under_way.is_none()
+            && !self.kv.has_state()
+            && let Some(Work::Ask(work)) = &mut self.work
+            && work.part == Part::Head
+        {
+            work.part = Part::Tokens;
+            self.rewind_to_outputs(pages);
+        }
+    }
+
+    /// The output of a position comes out of computing it, so its KV is computed once more if need be.
+    pub(in crate::scheduler) fn rewind_to_outputs(&mut self, pages: &mut PageTable) {
+        let Some(work) = &self.work else { return };
+        let n_tokens = self.kv.tokens.len();
+        let (first, n_base) = (work.first_output(n_tokens), work.n_base(n_tokens));
+        self.kv.rewind(first, pages);
+        // Of many tokens that are computed once more, others may have come to share any block.
+        match first + 1 < n_base {
+            true => self.kv.forget_unwritten(pages),
+            false => self.kv.forget_shared_unwritten(pages),
+        }
     }
 }

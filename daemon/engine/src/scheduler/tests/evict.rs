@@ -1,9 +1,10 @@
 //! Contexts out of whose middle tokens are taken, among random operations.
 
 use super::hash_backend::Chain;
+use super::verify::House;
 use super::{Model, N_PAGES_MIN, N_POSITIONS, World};
 use crate::batch::Token;
-use crate::command::{ContextId, Operation};
+use crate::command::{Ask, ContextId, Edit, Operation};
 use crate::kv::{Evictions, N_STRETCHES_MAX, Positions};
 
 /// Pages that closed holes may leave half empty, beside those of a context without.
@@ -163,4 +164,35 @@ fn holes_are_what_a_model_without_pages_makes_of_them() {
     );
     assert!(n_again > 300 && n_swaps > 200 && n_in_vain > 200, "{n_again} {n_swaps} {n_in_vain}");
     assert!(n_verified > 300 && n_packs > 20 && n_searched > 50, "{n_verified} {n_packs} {n_searched}");
+}
+
+/// The device keeps the state of its last token all the same, but what that has seen is not put together before the holes are
+/// there again.
+#[test]
+fn a_context_with_holes_that_loses_its_pages_before_it_is_asked_is_computed_again() {
+    let mut house = House::new(32, u64::MAX);
+    let id = house.create();
+    let tokens: Vec<Token> = (0..50).map(|token| token % 40).collect();
+    let place = house.ask(id, 0, &tokens, Ask::Prefill);
+    house.answer(place).0.expect("there is room");
+    let edit = Edit { n_kept: 50, ..Edit::default() };
+    house.scheduler.apply(Operation::Evict { id, edit, start: 4, end: 14, positions: Positions::CloseUp });
+    let place = house.ask(id, 40, &[1, 2, 3], Ask::Logits);
+    let expected = house.answer(place).0.expect("there is room");
+
+    let place = house.ask(id, 43, &[], Ask::Logits);
+    let n_before = house.backend.n_rows_of_head;
+    let (answer, n_tokens) = house.answer(place);
+    assert_eq!(
+        (answer.expect("there is room"), n_tokens),
+        (expected.clone(), 0),
+        "of the state that is kept"
+    );
+    assert_eq!(house.backend.n_rows_of_head - n_before, 1);
+
+    let place = house.ask(id, 43, &[], Ask::Logits);
+    let kv = &mut house.scheduler.contexts.get_mut(&id).expect("it is there").kv;
+    kv.give_up_last_block(&mut house.scheduler.pages);
+    assert_eq!(house.answer(place).0.expect("there is room"), expected);
+    assert_eq!(house.backend.n_rows_of_head - n_before, 1, "its tokens were computed again");
 }
