@@ -282,7 +282,7 @@ impl GuestHost {
             return processes.start(id, launch, io);
         }
         let record = || Tape::record(launch.program.hash(), &self.limits, &launch.account);
-        let tape = launch.is_recorded.then(record).transpose().map_err(GuestError::OverBudget)?;
+        let tape = launch.is_recorded.then(record);
         self.start_here(id, launch, io, tape)
     }
 

@@ -69,7 +69,7 @@ impl MemoryLimiter {
     pub(crate) fn new(limits: &GuestLimits, gauge: Arc<MemoryGauge>, session: &Arc<Account>) -> Self {
         Self {
             gauge,
-            charge: HostCharge::new(session, 0).expect("nothing fits every budget"),
+            charge: HostCharge::none(session),
             n_bytes_max: limits.memory_bytes,
             n_elements: 0,
             n_elements_max: limits.n_table_elements,

@@ -129,14 +129,7 @@ pub(crate) struct Halted;
 
 impl Tape {
     /// A tape that records; what waits on it is charged to `account`.
-    ///
-    /// # Errors
-    /// The account has nothing left.
-    pub(crate) fn record(
-        hash: blake3::Hash,
-        limits: &GuestLimits,
-        account: &Arc<Account>,
-    ) -> Result<Arc<Self>, BudgetExceeded> {
+    pub(crate) fn record(hash: blake3::Hash, limits: &GuestLimits, account: &Arc<Account>) -> Arc<Self> {
         let mut recorder = Recorder {
             frames: FrameWriter::default(),
             waiting_bytes_max: limits.recording_bytes,
@@ -144,11 +137,11 @@ impl Tape {
             call: None,
             sent: Vec::new(),
             sent_bytes: 0,
-            charge: HostCharge::new(account, 0)?,
+            charge: HostCharge::none(account),
             charged_bytes: 0,
         };
         recorder.write(&Entry::Begin(Box::new(Begin { hash: *hash.as_bytes(), limits: limits.clone() })));
-        Ok(Arc::new(Self(Mutex::new(Mode::Recording(recorder)))))
+        Arc::new(Self(Mutex::new(Mode::Recording(recorder))))
     }
 
     /// A tape that replays what comes after [`Entry::Begin`], and sends to `output` what was sent then. That channel
@@ -415,7 +408,7 @@ mod tests {
         let limits = GuestLimits { recording_bytes: 1 << 20, ..GuestLimits::default() };
         let budget = Budget { host_bytes: 256 << 10, ..Budget::UNLIMITED };
         let account = Account::new("session", budget, None);
-        let tape = Tape::record(blake3::hash(b"a component"), &limits, &account).expect("there is room");
+        let tape = Tape::record(blake3::hash(b"a component"), &limits, &account);
         let answer = |n_bytes| Answer::Value(Value::Text("x".repeat(n_bytes)));
         let call = |n_bytes| -> Result<(), wasmtime::Error> {
             tape.begin("context.text", Vec::new())?;
@@ -438,7 +431,7 @@ mod tests {
         const N_OUTPUTS: usize = 10_000;
         let limits = GuestLimits { recording_bytes: 64 << 10, ..GuestLimits::default() };
         let account = Account::new("session", Budget::UNLIMITED, None);
-        let tape = Tape::record(blake3::hash(b"a component"), &limits, &account).expect("there is room");
+        let tape = Tape::record(blake3::hash(b"a component"), &limits, &account);
         let (output, mut client) = output_channel(usize::MAX);
         let output = output.with_tape(Some(tape.clone()));
         assert!(tape.begin("streams.generate", Vec::new()).expect("there is room").is_none());

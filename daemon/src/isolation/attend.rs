@@ -137,7 +137,7 @@ fn start(
     let (output, creditor) = output_to(Arc::new(ToDaemon { guest: id, up: up.clone() }));
     let (sender, input) = inbox(limits.n_messages, limits.inbox_bytes);
     let record = || Tape::record(program.hash(), limits, &session);
-    let tape = start.is_recorded.then(record).transpose().map_err(GuestError::OverBudget)?;
+    let tape = start.is_recorded.then(record);
     let launch = Launch {
         program,
         name: start.name,

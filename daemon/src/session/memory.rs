@@ -12,7 +12,7 @@ pub(super) struct BufferCharge(HostCharge);
 impl BufferCharge {
     /// Nothing, on this account.
     pub(super) fn new(account: &Arc<Account>) -> Box<Self> {
-        Box::new(Self(HostCharge::new(account, 0).expect("nothing fits every budget")))
+        Box::new(Self(HostCharge::none(account)))
     }
 }
 

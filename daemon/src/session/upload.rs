@@ -124,7 +124,7 @@ impl Desk {
             permit.stored();
             return Ok(());
         }
-        let mut charge = HostCharge::new(&self.account, 0).map_err(|exceeded| over_host_bytes(&exceeded))?;
+        let mut charge = HostCharge::none(&self.account);
         let wanted = self.outbox.push(&ServerMessage::Event { id: self.id, event: Event::Wanted });
         debug_assert!(wanted.is_ok(), "an event without fields fits in every frame");
         loop {

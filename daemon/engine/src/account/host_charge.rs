@@ -21,6 +21,12 @@ impl HostCharge {
         Ok(Self { account: account.clone(), n_bytes })
     }
 
+    /// Nothing yet, on this account.
+    #[must_use]
+    pub fn none(account: &Arc<Account>) -> Self {
+        Self { account: account.clone(), n_bytes: 0 }
+    }
+
     /// Charges so many bytes in the place of those before.
     ///
     /// # Errors
