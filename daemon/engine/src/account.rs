@@ -3,6 +3,7 @@
 mod host_charge;
 mod lease;
 mod priority;
+mod share;
 mod step_log;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +16,7 @@ pub use self::host_charge::HostCharge;
 use self::lease::Lease;
 pub use self::lease::{Lender, Lending};
 pub use self::priority::Priority;
+pub use self::share::most_beside_others;
 pub use self::step_log::{StepLog, StepNote};
 use crate::causes::{Cause, Causes, Tally};
 use crate::port::{Name, names_of_budgets};
@@ -241,8 +243,9 @@ impl Account {
     /// The innermost budget that would be passed; nothing is charged then.
     pub fn charge(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
         let meter = self.meter(resource);
+        let limit = self.limit_beside_others(resource, n);
         let charged = meter.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(n).filter(|&sum| sum <= meter.limit)
+            used.checked_add(n).filter(|&sum| sum <= limit)
         });
         if let Err(used) = charged {
             return Err(BudgetExceeded {
@@ -250,7 +253,7 @@ impl Account {
                 level: self.level,
                 used,
                 requested: n,
-                limit: meter.limit,
+                limit,
             });
         }
         let lent = self.lease.as_ref().map_or(Ok(()), |lease| lease.cover(resource, &meter.used, n));
@@ -262,6 +265,15 @@ impl Account {
             meter.used.fetch_sub(n, Ordering::Relaxed);
         }
         charged
+    }
+
+    /// The most that this account may come to with `n` more: a user's is less while others use much of what all may.
+    fn limit_beside_others(&self, resource: Resource, n: u64) -> u64 {
+        let limit = self.meter(resource).limit;
+        match &self.parent {
+            Some(all) if self.level == USER => share::most(limit, all.meter(resource), n),
+            _ => limit,
+        }
     }
 
     /// Charges this account and every enclosing one, also past their limits: for what passes from one holder to

@@ -30,7 +30,8 @@ pub struct SharedBudget {
     /// saved, ten a token, masks, grammars, messages that no guest has received, outputs that no client has read, and
     /// frames and uploads on their way in. When absent a third of the machine's memory, or of what its control group may
     /// have, for the daemon, and half of that for a user and for a session; where guests have processes, no more than
-    /// `process_memory_bytes` leaves beside what such a process needs for itself.
+    /// `process_memory_bytes` leaves beside what such a process needs for itself. Beside others a user has no more than is left
+    /// for the next one: of users who take all that they can get, two have a third each, three a quarter.
     pub host_bytes: Option<u64>,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct HostBytes {
 /// What of the machine's memory guests may have. As much again may be KV memory, code and models that are bundled.
 const PART_OF_MACHINE: u64 = 3;
 
-/// What of that one user may have: another one finds as much.
+/// What of that one user may have alone: another one finds as much.
 const PART_OF_DAEMON: u64 = 2;
 
 /// Parts are whole numbers of this.

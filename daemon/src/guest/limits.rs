@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
-use trellis_engine::account::Budget;
+use trellis_engine::account::{Budget, most_beside_others};
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
 use super::error::GuestError;
@@ -96,7 +96,7 @@ pub struct GuestLimits {
     pub inbox_bytes: usize,
     /// Guests that run at once.
     pub n_guests: u32,
-    /// Guests of one user that run at once.
+    /// Guests of one user that run at once. Beside others a user has no more than are left for the next one.
     pub n_guests_per_user: u32,
 }
 
@@ -192,6 +192,21 @@ impl GuestLimits {
         }
     }
 
+    /// Whether a user with `n_user` of all `n_all` guests that run may have another one: beside others no more than would then
+    /// be left for the next user.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(crate) fn check_numbers(&self, n_user: u32, n_all: u32) -> Result<(), GuestError> {
+        let (of_user, of_all) = (u64::from(self.n_guests_per_user), u64::from(self.n_guests));
+        let of_user = most_beside_others(of_user, n_all.into(), of_all, 1) as u32;
+        let checks = [("user", n_user, of_user), ("daemon", n_all, self.n_guests)];
+        match checks.into_iter().find(|&(_, running, limit)| running >= limit) {
+            Some((level, running, limit)) => Err(GuestError::TooManyGuests { level, running, limit }),
+            None => Ok(()),
+        }
+    }
+
     /// What holds in the process of one user's guests: nothing is laid out for more than those.
     pub(crate) fn of_one_user(&self) -> Self {
         Self { n_guests: self.n_guests.min(self.n_guests_per_user), ..self.clone() }
@@ -262,6 +277,15 @@ mod tests {
         assert!(n_contexts > 1 + n_beams + 256);
         // With 1,000 tokens each, and what the search writes down of them.
         assert!(n_beams * 1_000 * (36 + 10) < host_bytes);
+    }
+
+    #[test]
+    fn a_user_has_no_more_guests_than_are_left_for_the_next() {
+        let limits = GuestLimits { n_guests: 12, n_guests_per_user: 6, ..GuestLimits::default() };
+        let most = |n_others: u32| (0..).find(|&n| limits.check_numbers(n, n_others + n).is_err());
+        assert_eq!([0, 6, 9, 11, 12].map(most), [Some(6), Some(3), Some(1), Some(0), Some(0)]);
+        let of_one_user = limits.of_one_user();
+        assert_eq!((0..).find(|&n| of_one_user.check_numbers(n, n).is_err()), Some(6));
     }
 
     fn of(limits: &GuestLimits, n_gib: u64) -> ProcessBytes {

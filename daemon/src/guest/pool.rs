@@ -303,13 +303,7 @@ impl GuestPool {
         let mut running = self.running();
         let n_all = running.len() as u32;
         let n_user = running.values().filter(|guest| guest.actor == vitals.actor).count() as u32;
-        let checks =
-            [("daemon", n_all, self.limits.n_guests), ("user", n_user, self.limits.n_guests_per_user)];
-        for (level, running, limit) in checks {
-            if running >= limit {
-                return Err(GuestError::TooManyGuests { level, running, limit });
-            }
-        }
+        self.limits.check_numbers(n_user, n_all)?;
         let id = vitals.id;
         running.insert(id, vitals);
         Ok(Listed { pool: self.clone(), id })

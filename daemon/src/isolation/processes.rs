@@ -144,14 +144,7 @@ impl GuestProcesses {
 
     fn check_numbers(&self, actor: ActorId) -> Result<(), GuestError> {
         let (n_user, n_all) = self.n_guests(actor);
-        let checks = [
-            ("daemon", n_all as u32, self.limits.n_guests),
-            ("user", n_user as u32, self.limits.n_guests_per_user),
-        ];
-        match checks.into_iter().find(|&(_, running, limit)| running >= limit) {
-            Some((level, running, limit)) => Err(GuestError::TooManyGuests { level, running, limit }),
-            None => Ok(()),
-        }
+        self.limits.check_numbers(n_user as u32, n_all as u32)
     }
 
     fn keeper(
