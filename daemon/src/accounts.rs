@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn no_user_comes_to_more_than_half_of_what_all_have() {
+    fn no_user_comes_to_more_than_half_of_what_the_others_leave() {
         let accounts = Accounts::new(&Budgets::default(), 3 << 30);
         let (one, other) = (ActorId(1), ActorId(2));
         let take = |actor, session| {
@@ -148,8 +148,8 @@ mod tests {
         let (n_bytes, level) = take(one, 1);
         assert_eq!((n_bytes, level), (512 << 20, "session"));
         assert_eq!(take(one, 2), (0, USER));
-        assert_eq!(take(other, 3).0, 512 << 20);
-        assert_eq!(take(ActorId(3), 4), (0, "daemon"));
+        assert_eq!(take(other, 3), (256 << 20, "user beside others"));
+        assert_eq!(take(ActorId(3), 4), (128 << 20, "user beside others"));
     }
 
     #[tokio::test]

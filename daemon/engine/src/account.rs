@@ -77,7 +77,8 @@ pub struct BudgetExceeded {
     /// The resource.
     #[serde(with = "names_of_budgets")]
     pub what: Name,
-    /// Whose budget: `guest`, `session`, `user` or `daemon`.
+    /// Whose budget: `guest`, `session`, `user` or `daemon`; `user beside others` where the user would leave less to the
+    /// next one than it had itself.
     #[serde(with = "names_of_budgets")]
     pub level: Name,
     /// In use.
@@ -132,6 +133,9 @@ pub struct Counted {
 
 /// The level of a user's account.
 pub const USER: &str = "user";
+
+/// The level in errors where a user would have more than it leaves to others.
+pub(crate) const BESIDE_OTHERS: &str = "user beside others";
 
 /// Operations of one guest that engines have not read. Enough for every context of a large batch to have one on its way;
 /// past that this guest waits, and no other.
@@ -242,27 +246,32 @@ impl Account {
     /// # Errors
     /// The innermost budget that would be passed; nothing is charged then.
     pub fn charge(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
+        if n == 0 {
+            // Whoever has more than it may have by now is refused nothing but more.
+            return Ok(());
+        }
         let meter = self.meter(resource);
         let limit = self.limit_beside_others(resource, n);
         let charged = meter.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(n).filter(|&sum| sum <= limit)
         });
         if let Err(used) = charged {
-            return Err(BudgetExceeded {
-                what: resource.name(),
-                level: self.level,
-                used,
-                requested: n,
-                limit,
-            });
+            let is_its_own = used.saturating_add(n) > meter.limit;
+            let level = if is_its_own { self.level } else { BESIDE_OTHERS };
+            let limit = if is_its_own { meter.limit } else { limit };
+            return Err(BudgetExceeded { what: resource.name(), level, used, requested: n, limit });
         }
-        let lent = self.lease.as_ref().map_or(Ok(()), |lease| lease.cover(resource, &meter.used, n));
-        let charged = lent.and_then(|()| match &self.parent {
-            Some(parent) => parent.charge(resource, n),
-            None => Ok(()),
-        });
+        let lent = self.lease.as_ref().map_or(Ok(()), |lease| lease.cover(resource, n));
+        if let Err(exceeded) = lent {
+            meter.used.fetch_sub(n, Ordering::Relaxed);
+            return Err(exceeded);
+        }
+        let charged = self.parent.as_ref().map_or(Ok(()), |parent| parent.charge(resource, n));
         if charged.is_err() {
             meter.used.fetch_sub(n, Ordering::Relaxed);
+            if let Some(lease) = &self.lease {
+                lease.uncover(resource, n, &meter.used);
+            }
         }
         charged
     }
@@ -290,7 +299,7 @@ impl Account {
         let before = self.meter(resource).used.fetch_sub(n, Ordering::Relaxed);
         assert!(before >= n, "{} {} released, {before} charged", n, resource.name());
         if let Some(lease) = &self.lease {
-            lease.shrink(resource, &self.meter(resource).used);
+            lease.uncover(resource, n, &self.meter(resource).used);
         }
         if let Some(parent) = &self.parent {
             parent.release(resource, n);

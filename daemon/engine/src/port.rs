@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::account::BESIDE_OTHERS;
+
 /// The way between the guests of an engine and its thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Port {
@@ -71,7 +73,7 @@ pub(crate) mod names_of_budgets {
 }
 
 /// Of budgets: the resources by their names, and the levels.
-const OF_BUDGETS: [&str; 9] = [
+const OF_BUDGETS: [&str; 10] = [
     "tokens",
     "pages",
     "pages in host memory",
@@ -80,6 +82,7 @@ const OF_BUDGETS: [&str; 9] = [
     "guest",
     "session",
     "user",
+    BESIDE_OTHERS,
     "daemon",
 ];
 

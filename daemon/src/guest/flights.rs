@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use tokio::sync::{oneshot, watch};
-use trellis_engine::account::ActorId;
+use trellis_engine::account::{ActorId, most_beside_others};
 
 type Work<T> = Shared<BoxFuture<'static, T>>;
 
@@ -137,13 +137,19 @@ where
             state.flights.insert(hash, Flight { number, work, progress, waiting, queued: Some(queued) });
             state.admit(self.n_places);
             if state.flights[&hash].queued.is_some() {
-                for (n_queued, limit) in [(n_all, self.n_queued_max), (n_user, self.n_queued_per_user_max)] {
-                    if n_queued >= limit {
-                        let refused = state.flights.remove(&hash);
-                        drop(state);
-                        drop(refused);
-                        return Err(QueueFull { n_queued, limit });
-                    }
+                let of_user = self.n_queued_per_user_max;
+                let most =
+                    most_beside_others(of_user as u64, n_all as u64, self.n_queued_max as u64, 1) as usize;
+                let limit = match n_user {
+                    _ if n_user >= of_user || self.n_queued_max == 0 => of_user.min(self.n_queued_max),
+                    // Whoever has nothing in the queue finds a place there: no others fill it.
+                    _ => most.max(1),
+                };
+                if n_user >= limit {
+                    let refused = state.flights.remove(&hash);
+                    drop(state);
+                    drop(refused);
+                    return Err(QueueFull { n_queued: n_user, limit });
                 }
             }
         }
@@ -407,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn one_user_takes_half_of_the_queue() {
+    fn who_has_nothing_in_the_queue_finds_room_there() {
         let world = World::new(1, 5, 3);
         let _running = world.join(9, 100).expect("a place");
         let mut component = 0;
@@ -422,10 +428,13 @@ mod tests {
         };
         assert_eq!(full(enter(1)), (3, 3));
         queued.extend([enter(2).expect("room for others"), enter(3).expect("room for others")]);
-        assert_eq!(full(enter(2)), (5, 5));
+        assert_eq!(full(enter(2)), (1, 1));
+        queued.push(enter(4).expect("room for who has nothing there"));
         let again: Vec<_> = (0..20).map(|_| world.join(1, 1).expect("the queue counts components")).collect();
         drop(again);
         drop(queued.remove(0));
+        assert_eq!(full(enter(1)), (2, 1), "beside those of others");
+        queued.truncate(2);
         drop(enter(1).expect("room again"));
         drop(queued);
         assert_eq!(world.flights.n_under_way(), 1);

@@ -198,9 +198,10 @@ impl GuestLimits {
     /// # Errors
     /// There are too many.
     pub(crate) fn check_numbers(&self, n_user: u32, n_all: u32) -> Result<(), GuestError> {
-        let (of_user, of_all) = (u64::from(self.n_guests_per_user), u64::from(self.n_guests));
-        let of_user = most_beside_others(of_user, n_all.into(), of_all, 1) as u32;
-        let checks = [("user", n_user, of_user), ("daemon", n_all, self.n_guests)];
+        let (of_user, of_all) = (self.n_guests_per_user, self.n_guests);
+        let most = most_beside_others(of_user.into(), n_all.into(), of_all.into(), 1) as u32;
+        let checks =
+            [("user", n_user, of_user), ("daemon", n_all, of_all), ("user beside others", n_user, most)];
         match checks.into_iter().find(|&(_, running, limit)| running >= limit) {
             Some((level, running, limit)) => Err(GuestError::TooManyGuests { level, running, limit }),
             None => Ok(()),

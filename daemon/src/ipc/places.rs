@@ -1,8 +1,10 @@
-//! Places for connections: as many as leave descriptors to the rest of the daemon.
+//! Places for connections: as many as leave descriptors to the rest of the daemon. Of these a user leaves others as many as it
+//! has itself.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use trellis_engine::account::most_beside_others;
 
 use crate::session::{Actor, Quota, QuotaPermit, SessionError};
 
@@ -33,10 +35,17 @@ impl Places {
     /// # Errors
     /// The user has as many as it may have, or all are taken.
     pub(super) fn take(&self, actor: Actor) -> Result<Place, SessionError> {
-        let too_many = || SessionError::TooManyConnections { uid: actor.uid, limit: self.users.n_max() };
-        let full = |_| SessionError::Full { limit: self.n_max as u64 };
+        let (n_user, n_all) = self.users.taken(actor);
+        let most = most_beside_others(self.users.n_max(), n_all as u64, self.n_max as u64, 1);
+        let n_max = self.users.n_max();
+        let limit = if n_user as u64 >= n_max { n_max } else { most };
+        let too_many = || SessionError::TooManyConnections { uid: actor.uid, limit };
+        let full = || SessionError::Full { limit: self.n_max as u64 };
+        if n_user as u64 >= most {
+            return Err(if limit == 0 { full() } else { too_many() });
+        }
         let _of_user = self.users.take(actor).ok_or_else(too_many)?;
-        Ok(Place { _of_all: self.all.clone().try_acquire_owned().map_err(full)?, _of_user })
+        Ok(Place { _of_all: self.all.clone().try_acquire_owned().map_err(|_| full())?, _of_user })
     }
 }
 
@@ -45,15 +54,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_takes_half_of_the_places() {
-        let places = Places::new(5);
+    fn a_user_leaves_others_as_many_places_as_it_has() {
+        let places = Places::new(6);
         let take = |uid| places.take(Actor { uid, gid: 0 });
         let mut taken: Vec<_> = (0..3).map(|_| take(1).expect("a place")).collect();
         assert!(matches!(take(1), Err(SessionError::TooManyConnections { uid: 1, limit: 3 })));
-        taken.extend([take(2).expect("for another"), take(3).expect("for a third")]);
-        assert!(matches!(take(2), Err(SessionError::Full { limit: 5 })));
+        taken.push(take(2).expect("for another"));
+        assert!(matches!(take(2), Err(SessionError::TooManyConnections { uid: 2, limit: 1 })));
+        taken.push(take(3).expect("for a third"));
+        assert!(matches!(take(4), Err(SessionError::Full { limit: 6 })));
         drop(taken.remove(0));
-        let again = take(2).expect("free again");
+        let again = take(4).expect("free again");
         assert!(matches!(take(1), Err(SessionError::Full { .. })));
         drop((taken, again));
         assert!((0..3).map(|_| take(1)).collect::<Result<Vec<_>, _>>().is_ok());

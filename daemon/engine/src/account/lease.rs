@@ -1,8 +1,8 @@
 //! What an account of another process may use of the daemon's: a share that was lent, and is asked for again when it is used
 //! up.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{BudgetExceeded, Resource};
 
@@ -40,19 +40,19 @@ pub(super) struct Lease {
 struct Lent {
     resource: Resource,
     chunk: Option<u64>,
-    n: AtomicU64,
-    /// One asks at a time.
-    turn: Mutex<()>,
+    /// What was lent and is not used.
+    free: AtomicU64,
+}
+
+impl Lent {
+    fn take(&self, n: u64) -> bool {
+        self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(n)).is_ok()
+    }
 }
 
 impl Lease {
     pub(super) fn new(lender: Arc<dyn Lender>, lendings: &[Lending]) -> Self {
-        let lent = |&Lending { resource, chunk }: &Lending| Lent {
-            resource,
-            chunk,
-            n: AtomicU64::new(0),
-            turn: Mutex::default(),
-        };
+        let lent = |&Lending { resource, chunk }: &Lending| Lent { resource, chunk, free: AtomicU64::new(0) };
         Self { lender, lent: lendings.iter().map(lent).collect() }
     }
 
@@ -60,43 +60,43 @@ impl Lease {
         self.lent.iter().find(|lent| lent.resource == resource)
     }
 
-    /// Sees to it that what is used, `n` more than before, was lent.
-    pub(super) fn cover(&self, resource: Resource, used: &AtomicU64, n: u64) -> Result<(), BudgetExceeded> {
+    /// Sees to it that `n` more was lent. Each charge asks for itself: none waits for another, and none is refused for what
+    /// another one has asked for. Nothing is locked meanwhile: what the daemon answers may have to release something first.
+    pub(super) fn cover(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
         let Some(lent) = self.lent(resource) else { return Ok(()) };
         let Some(chunk) = lent.chunk else { return self.lender.borrow(resource, n) };
-        if used.load(Ordering::Relaxed) <= lent.n.load(Ordering::Relaxed) {
+        if lent.take(n) {
             return Ok(());
         }
-        let _turn = lent.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let missing = used.load(Ordering::Relaxed).saturating_sub(lent.n.load(Ordering::Relaxed));
-        if missing == 0 {
-            return Ok(());
-        }
-        let chunk = missing.max(chunk);
+        let chunk = n.max(chunk);
         let borrowed = match self.lender.borrow(resource, chunk) {
-            // Near the end of a budget what is missing may still be there.
-            Err(_) if chunk > missing => self.lender.borrow(resource, missing).map(|()| missing),
+            // Near the end of a budget what is asked for may still be there.
+            Err(_) if chunk > n => self.lender.borrow(resource, n).map(|()| n),
             borrowed => borrowed.map(|()| chunk),
         }?;
-        lent.n.fetch_add(borrowed, Ordering::Relaxed);
+        lent.free.fetch_add(borrowed - n, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Gives back what is not used, but for what will soon be asked for again while anything is used.
-    pub(super) fn shrink(&self, resource: Resource, used: &AtomicU64) {
+    /// Takes back what was covered. What is not used goes to the lender, but for what will soon be asked for again while anything
+    /// is used.
+    pub(super) fn uncover(&self, resource: Resource, n: u64, used: &AtomicU64) {
         let Some((lent, chunk)) = self.lent(resource).and_then(|lent| Some((lent, lent.chunk?))) else {
             return;
         };
-        let free = || lent.n.load(Ordering::Relaxed).saturating_sub(used.load(Ordering::Relaxed));
-        let is_unused = || used.load(Ordering::Relaxed) == 0;
-        if free() == 0 || (free() <= 2 * chunk && !is_unused()) {
-            return;
-        }
-        let _turn = lent.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let n = if is_unused() { free() } else { free().saturating_sub(chunk) };
-        if n > 0 {
-            lent.n.fetch_sub(n, Ordering::Relaxed);
-            self.lender.give_back(resource, n);
+        lent.free.fetch_add(n, Ordering::Relaxed);
+        let mut kept = 0;
+        let before = lent.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+            kept = match used.load(Ordering::Relaxed) {
+                0 => 0,
+                _ if free > 2 * chunk => chunk,
+                _ => free,
+            };
+            Some(kept)
+        });
+        let surplus = before.map_or(0, |free| free - kept);
+        if surplus > 0 {
+            self.lender.give_back(resource, surplus);
         }
     }
 }

@@ -3,11 +3,15 @@
 //! Were it only bounded for each, a few could take all of it, and whoever comes then would be refused for what others hold. So
 //! a user may have as much as would then be left free, and no more: the dynamic threshold of Choudhury and Hahne (Dynamic
 //! queue length thresholds for shared-memory packet switches, IEEE/ACM Transactions on Networking 6(2), 1998). Of users who
-//! take all that they can get, `k` have `1 / (k + 1)` each, and as much is left for the next.
+//! take all that they can get, `k` at once have `1 / (k + 1)` each, and as much is left; one after the other, each has half of
+//! what those before it have left. Whoever has less than is free is refused nothing because of others.
 
 use std::sync::atomic::Ordering;
 
 use super::Meter;
+
+/// Parts of the whole by which a user sees what is left: no user is told by its refusals what others hold to the byte.
+const N_PARTS: u64 = 1024;
 
 /// The most that a user may come to with `n` more, who may have `limit` where nobody else has anything, while all together
 /// have `used` of `limit_of_all`.
@@ -21,11 +25,10 @@ pub fn most_beside_others(limit: u64, used: u64, limit_of_all: u64, n: u64) -> u
         return limit;
     }
     let n_free = limit_of_all.saturating_sub(used).saturating_sub(n);
-    if limit <= n_for_others {
-        return limit.min(n_free);
-    }
-    let n_most = u128::from(n_free) * u128::from(limit) / u128::from(n_for_others);
-    limit.min(u64::try_from(n_most).unwrap_or(u64::MAX))
+    let times = u128::from(limit).max(n_for_others.into());
+    let n_most = u64::try_from(u128::from(n_free) * times / u128::from(n_for_others)).unwrap_or(u64::MAX);
+    let part = (limit_of_all / N_PARTS).max(1);
+    limit.min(n_most / part * part)
 }
 
 /// The same, of what the meter of all says.
@@ -39,7 +42,8 @@ pub(super) fn most(limit: u64, all: &Meter, n: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Account, Budget, Resource, USER};
+    use super::super::{Account, BESIDE_OTHERS, Budget, Resource, USER};
+    use super::most_beside_others;
 
     /// Users one after the other, each of whom takes all that it can get, in pieces; what they come to have.
     fn greedy(limit: u64, limit_of_all: u64, n_users: usize) -> Vec<u64> {
@@ -79,10 +83,18 @@ mod tests {
         let [first, second] = [(); 2].map(|()| Account::new(USER, budget(500), Some(daemon.clone())));
         first.charge(Resource::HostBytes, 400).expect("it is alone");
         let exceeded = second.charge(Resource::HostBytes, 301).expect_err("299 would be left");
-        assert_eq!((exceeded.level, exceeded.used, exceeded.limit), (USER, 0, 299));
+        assert_eq!((exceeded.level, exceeded.used, exceeded.limit), (BESIDE_OTHERS, 0, 299));
         second.charge(Resource::HostBytes, 300).expect("300 are left");
         first.charge(Resource::HostBytes, 1).expect_err("it has more than is left");
+        first.charge(Resource::HostBytes, 0).expect("that is nothing");
         second.release(Resource::HostBytes, 300);
         first.charge(Resource::HostBytes, 100).expect("it is alone again");
+    }
+
+    #[test]
+    fn what_others_hold_is_told_in_parts() {
+        let most = |used| most_beside_others(1 << 30, used, 2 << 30, 1);
+        assert_eq!(most(1 << 30), (1 << 30) - (2 << 20), "whole parts of 2 MiB");
+        assert_eq!(most((1 << 30) + 4096), most(1 << 30));
     }
 }
