@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use wasmparser::{Parser, Payload};
 use wasmtime::Store;
 use wasmtime::component::types::Component as ComponentType;
 use wasmtime::component::{Component, InstancePre};
@@ -212,13 +213,25 @@ fn reason(error: &wasmtime::Error) -> String {
     names::cut(&format!("{error:#}"), names::REASON_BYTES_MAX)
 }
 
-/// Tells by the length and the first bytes whether something can be a component at all.
+/// Tells by the length, the first bytes and the number of its modules whether something can be a component at all.
 pub(crate) fn check_kind(bytes: &[u8], limits: &GuestLimits) -> Result<(), GuestError> {
     let (n_bytes, limit_bytes) = (bytes.len(), limits.component_bytes);
     if n_bytes > limit_bytes {
         return Err(GuestError::TooLarge { n_bytes, limit_bytes });
     }
-    check_format(bytes)
+    check_format(bytes)?;
+    // For each the runtime keeps an image, and with it a file descriptor, also for one that no instance is made of.
+    let (needed, limit) = (n_modules(bytes), u64::from(limits.n_instances));
+    match needed > limit {
+        true => Err(GuestError::NeedsTooMuch { what: "core modules", needed, limit }),
+        false => Ok(()),
+    }
+}
+
+/// Core modules in a component and in those within it, as far as it can be read; the compiler says what is wrong with the rest.
+fn n_modules(bytes: &[u8]) -> u64 {
+    let payloads = Parser::new(0).parse_all(bytes).map_while(Result::ok);
+    payloads.filter(|payload| matches!(payload, Payload::ModuleSection { .. })).count() as u64
 }
 
 /// Tells a component from other files by its first bytes.
@@ -360,6 +373,18 @@ mod tests {
             let error = check_import(import).expect_err("unknown");
             assert!(matches!(error, GuestError::UnknownImport { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_component_has_no_more_modules_than_it_may_have_instances() {
+        let limits = GuestLimits::default();
+        let modules = |n: usize| {
+            let module = b"\x01\x08\0asm\x01\0\0\0";
+            [&b"\0asm\x0d\0\x01\0"[..], &module.repeat(n)].concat()
+        };
+        check_kind(&modules(limits.n_instances as usize), &limits).expect("as many as instances");
+        let error = check_kind(&modules(1_000), &limits).expect_err("each would take a descriptor");
+        assert!(matches!(error, GuestError::NeedsTooMuch { needed: 1_000, .. }), "{error}");
     }
 
     #[test]

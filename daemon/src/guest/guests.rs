@@ -96,7 +96,7 @@ impl GuestHost {
     /// As [`GuestHost::new`]; without models guests can only be replayed.
     pub(crate) fn for_replays(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
         let limits = Arc::new(config.limits);
-        let pool = GuestPool::new(limits.clone(), config.models.clone())?;
+        let pool = GuestPool::new(limits.clone(), config.models.clone(), true)?;
         let cache_limits =
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
         let cache = CodeCache::open(&config.cache_dir, &pool.runtime().engine, cache_limits)?;

@@ -1,10 +1,10 @@
 //! Runs guests: each on the threads of all, in a store of its own, on the list while it lives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::Causes;
-use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Resource, SessionId};
+use trellis_engine::account::{Account, ActorId, BudgetExceeded, GuestId, HostCharge, Resource, SessionId};
 
 use super::amounts::{Amounts, log_end};
 use super::beside::Beside;
@@ -33,12 +33,19 @@ use crate::models::Models;
 /// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
 pub(crate) const GUEST_BYTES: usize = 128 << 10;
 
+/// Code lies in memory once as it came, and what memories begin with once more, with what lies between.
+const N_COPIES_OF_CODE: u64 = 2;
+
+/// What users have been charged for the code that their guests run.
+type Codes = HashMap<(ActorId, blake3::Hash), Weak<HostCharge>>;
+
 /// Where guests run.
 pub(crate) struct GuestPool {
     limits: Arc<GuestLimits>,
     models: Models,
     pub(super) runtime: Runtime,
     running: Mutex<BTreeMap<GuestId, Arc<Vitals>>>,
+    codes: Option<Mutex<Codes>>,
     threads: GuestThreads,
     beside: Beside,
 }
@@ -205,16 +212,21 @@ impl Drop for Listed {
 }
 
 impl GuestPool {
-    /// Sets up the wasm runtime.
+    /// Sets up the wasm runtime. `charges_code` where users pay for the code that their guests run.
     ///
     /// # Errors
     /// The runtime or its threads cannot start.
-    pub(crate) fn new(limits: Arc<GuestLimits>, models: Models) -> Result<Arc<Self>, GuestError> {
+    pub(crate) fn new(
+        limits: Arc<GuestLimits>,
+        models: Models,
+        charges_code: bool,
+    ) -> Result<Arc<Self>, GuestError> {
         let no_threads = |error| GuestError::Runtime { reason: format!("no threads for guests: {error}") };
         let threads = GuestThreads::start().map_err(no_threads)?;
         let runtime = Runtime::new(&limits, threads.look())?;
         let (running, beside) = (Mutex::default(), Beside::new());
-        Ok(Arc::new(Self { limits, models, runtime, running, threads, beside }))
+        let codes = charges_code.then(Mutex::default);
+        Ok(Arc::new(Self { limits, models, runtime, running, codes, threads, beside }))
     }
 
     /// Has threads without a guest be on the lookout for what guests wait for.
@@ -247,6 +259,7 @@ impl GuestPool {
         let limits = &self.limits;
         let n_bytes = limits.check_arguments(&launch.arguments)?.saturating_add(GUEST_BYTES) as u64;
         let charge = HostCharge::new(&launch.account, n_bytes).map_err(GuestError::OverBudget)?;
+        let code = self.pay_for_code(&launch).map_err(GuestError::OverBudget)?;
         let io = GuestIo { output: io.output.paid_by(launch.account.clone()), ..io };
         let stop = CancellationToken::new();
         let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
@@ -284,7 +297,7 @@ impl GuestPool {
         let (ended, end) = oneshot::channel();
         self.threads.spawn(&owner, &cpu, async move {
             let end = {
-                let _alive = (listed, ticking, charge);
+                let _alive = (listed, ticking, charge, code);
                 let end = AssertUnwindSafe(live(birth)).catch_unwind().await;
                 let end =
                     end.unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) });
@@ -296,6 +309,22 @@ impl GuestPool {
         });
         let end = GuestEnding::new(end, stop.clone());
         Ok(RunningGuest { id, end, stop: GuestStop(stop), account, models })
+    }
+
+    /// Charges a user for the code of a program, once for all guests of the user that run it; nothing in a process of the user's
+    /// guests, which has room for code beside what its budgets promise.
+    fn pay_for_code(&self, launch: &Launch) -> Result<Option<Arc<HostCharge>>, BudgetExceeded> {
+        let Some(codes) = &self.codes else { return Ok(None) };
+        let mut codes = codes.lock().unwrap_or_else(PoisonError::into_inner);
+        codes.retain(|_, held| held.strong_count() > 0);
+        let key = (launch.actor, launch.program.hash());
+        if let Some(held) = codes.get(&key).and_then(Weak::upgrade) {
+            return Ok(Some(held));
+        }
+        let n_bytes = N_COPIES_OF_CODE * launch.program.n_code_bytes() as u64;
+        let held = Arc::new(HostCharge::new(launch.account.user(), n_bytes)?);
+        codes.insert(key, Arc::downgrade(&held));
+        Ok(Some(held))
     }
 
     /// Puts a guest on the list, if there is room.

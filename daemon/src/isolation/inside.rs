@@ -3,6 +3,7 @@
 //! What guests wait for comes through whoever `listens`, which waits for nothing but the daemon.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +43,9 @@ pub(crate) enum InsideError {
     /// The system has no thread or no runtime for more.
     #[error("no thread: {0}")]
     Threads(#[from] std::io::Error),
+    /// A thread that serves all guests has panicked.
+    #[error("a thread that serves guests panicked")]
+    Panicked,
     /// A model cannot be understood.
     #[error(transparent)]
     Model(#[from] trellis_engine::model::ModelError),
@@ -103,14 +107,20 @@ impl Inside {
         let Begin { actor, numbers, limits, budgets } = begin;
         let limits = Arc::new(limits);
         let models = Models::new(Vec::new(), Vec::new());
-        let pool = GuestPool::new(limits.clone(), models.clone())?;
+        let pool = GuestPool::new(limits.clone(), models.clone(), false)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
         let (orders, given) = mpsc::unbounded_channel();
         let teller = Teller::new(up.clone());
         let speaking = (up.clone(), teller.clone());
         let attended = attend_all(pool.clone(), (actor, limits.clone()), speaking, given);
-        thread::Builder::new().name("guests-attend".to_owned()).spawn(move || runtime.block_on(attended))?;
+        // Without it guests would neither start nor stop: the process is to end then, and the daemon to know.
+        let attend = move || {
+            if catch_unwind(AssertUnwindSafe(|| runtime.block_on(attended))).is_err() {
+                fail(&InsideError::Panicked);
+            }
+        };
+        thread::Builder::new().name("guests-attend".to_owned()).spawn(attend)?;
         let accounts = FarAccounts::new(budgets, teller.clone());
         Ok(Self {
             numbers,

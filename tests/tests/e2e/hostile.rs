@@ -348,6 +348,8 @@ fn many_guests_share_the_budgets_around_them() {
     block_on(async {
         let host_bytes = Some(64 << 20);
         let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5, host_bytes };
+        // The code of the guests is on the account of the user.
+        let host_bytes = Some(96 << 20);
         let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8, host_bytes };
         let budgets = Budgets { session, user, ..Budgets::default() };
         let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..daemons::limits() };
