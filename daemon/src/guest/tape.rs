@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
+use trellis_engine::account::{Account, HostCharge};
 
 use super::error::{GuestEnd, GuestFault};
 use super::io::{GuestOutput, OutputSender};

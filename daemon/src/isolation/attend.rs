@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use trellis_engine::account::{Account, ActorId, GuestId};
+use trellis_engine::account::{Account, ActorId, GuestId, HostCharge};
 
 use super::message::{FromGuests, Seen, Start};
 use super::teller::{Teller, Up};
@@ -174,10 +174,10 @@ async fn pass_in(
     up: Arc<Up>,
 ) {
     while let Some(text) = given.recv().await {
-        // The daemon has charged it to the session until now.
-        if let Ok(charge) = message_charge(&session, &text)
-            && sender.send(text, charge).await.is_err()
-        {
+        // The daemon has charged it to the session until now: where nothing is left for it here, that is no reason to lose it,
+        // and the inbox is bounded by itself.
+        let charge = message_charge(&session, &text).unwrap_or_else(|_| HostCharge::none(&session));
+        if sender.send(text, charge).await.is_err() {
             return;
         }
         up.say(&FromGuests::Taken { guest: id });

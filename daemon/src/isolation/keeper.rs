@@ -22,7 +22,7 @@ use super::message::{
 };
 use super::outgoing::{Answers, Outgoing, Pen};
 use crate::guest::{GuestEnd, GuestLimits, InboxReceiver, NICENESS, REASON_BYTES_MAX, cut, give_way};
-use crate::models::Models;
+use crate::models::{Listing, Models};
 
 /// How long a guest that is stopped may take to end before its process is, and with it all guests of its user. What no epoch
 /// interrupts (host calls that encode a text or build a constraint of the largest size, a copy of all of a memory) takes a second
@@ -125,8 +125,10 @@ impl Keeper {
         let limits = limits.of_one_user();
         let budgets = UserBudgets::of(session);
         keeper.outgoing.put(ToGuests::Begin(Box::new(Begin { actor, numbers, limits, budgets })));
+        // Before the first look: what changes from here on is heard of.
+        let listings = models.subscribe();
         keeper.announce(&models);
-        keeper.runtime.spawn(keeper.clone().follow(models));
+        keeper.runtime.spawn(keeper.clone().follow(models, listings));
         keeper
     }
 
@@ -163,6 +165,16 @@ impl Keeper {
     /// The number of the process, once it serves.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.pid.get().copied()
+    }
+
+    /// Whose guests they are.
+    pub(crate) fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// How many guests it has.
+    pub(crate) fn n_guests(&self) -> usize {
+        self.lock().guests.len()
     }
 
     /// Its guests.
@@ -282,8 +294,7 @@ impl Keeper {
         }
     }
 
-    async fn follow(self: Arc<Self>, models: Models) {
-        let mut listings = models.subscribe();
+    async fn follow(self: Arc<Self>, models: Models, mut listings: watch::Receiver<Listing>) {
         loop {
             tokio::select! {
                 // The sender is held by `models`.

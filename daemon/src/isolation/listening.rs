@@ -4,8 +4,9 @@
 //! so that a thread of guests which has none to run listens in its place: it finds the guest woken without another thread in
 //! between. When it goes to run one, the first thread is the one that is woken again, without a word to it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::channel::{ChannelError, Place, Receiver, Sleeper};
 use super::inside::{Inside, InsideError, fail};
@@ -139,8 +140,15 @@ impl Lookout for Listening {
     fn look(&self, is_called: &dyn Fn() -> bool) -> bool {
         self.is_looked_after.store(true, Ordering::SeqCst);
         // The first thread is at it, and rouses this one if a guest is woken.
-        let Ok(mut state) = self.state.try_lock() else { return true };
-        match state.take_short(is_called, || done(self.first.rouse())) {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::WouldBlock) => return true,
+            // What it was in the middle of is lost.
+            Err(TryLockError::Poisoned(_)) => fail(&InsideError::Panicked),
+        };
+        let taken =
+            catch_unwind(AssertUnwindSafe(|| state.take_short(is_called, || done(self.first.rouse()))));
+        match taken.unwrap_or(Err(InsideError::Panicked)) {
             Ok(may_sleep) => may_sleep,
             Err(InsideError::Channel(ChannelError::Closed)) => {
                 // The first thread ends the process.

@@ -96,7 +96,6 @@ impl GuestProcesses {
     ) -> Result<RunningGuest, GuestError> {
         let limits = &self.limits;
         let n_bytes = limits.check_arguments(&launch.arguments)?.saturating_add(GUEST_BYTES) as u64;
-        self.check_numbers(launch.actor)?;
         let charge = HostCharge::new(&launch.account, n_bytes).map_err(GuestError::OverBudget)?;
         let code = launch.program.code().expect("the daemon keeps code where guests have processes").clone();
         let actor = launch.actor;
@@ -128,8 +127,10 @@ impl GuestProcesses {
             is_profiled: launch.is_profiled,
             lent: Vec::new(),
         };
-        // No process is given up as idle in between.
+        // No process is given up as idle in between, and nobody else starts one.
         let mut keepers = self.lock();
+        let (n_user, n_all) = counted(actor, keepers.values());
+        self.limits.check_numbers(n_user as u32, n_all as u32)?;
         self.keeper(&mut keepers, actor, &launch.account).start(guest, &code, start, io.input);
         drop(keepers);
         Ok(RunningGuest {
@@ -140,11 +141,6 @@ impl GuestProcesses {
             // What it holds is held in its name by its process.
             models: Arc::new(GuestModels::new(self.models.clone(), None)),
         })
-    }
-
-    fn check_numbers(&self, actor: ActorId) -> Result<(), GuestError> {
-        let (n_user, n_all) = self.n_guests(actor);
-        self.limits.check_numbers(n_user as u32, n_all as u32)
     }
 
     fn keeper(
@@ -240,9 +236,7 @@ impl GuestProcesses {
 
     /// Guests of a user that run, and those of all.
     pub(crate) fn n_guests(&self, actor: ActorId) -> (u64, u64) {
-        let all = self.all();
-        let n_theirs = all.iter().filter(|guest| guest.actor == actor).count();
-        (n_theirs as u64, all.len() as u64)
+        counted(actor, self.lock().values())
     }
 
     /// The process of this user's guests, if there is one.
@@ -266,6 +260,14 @@ impl GuestProcesses {
         }
         guest.is_some()
     }
+}
+
+/// Guests of a user in these processes, and all.
+fn counted<'a>(actor: ActorId, keepers: impl Iterator<Item = &'a Arc<Keeper>>) -> (u64, u64) {
+    keepers.fold((0, 0), |(n_theirs, n_all), keeper| {
+        let n = keeper.n_guests() as u64;
+        (n_theirs + if keeper.actor() == actor { n } else { 0 }, n_all + n)
+    })
 }
 
 /// A process that is counted with the others until it is gone.

@@ -106,8 +106,12 @@ impl End {
         fence(Ordering::SeqCst);
         let wakes_at = self.ring.wakes_at(self.role.other());
         let at = wakes_at.load(Ordering::Relaxed);
-        if at != 0 && self.position >= at & !IN_SECOND_PLACE {
-            wakes_at.store(0, Ordering::Relaxed);
+        if at == 0 || self.position < at & !IN_SECOND_PLACE {
+            return Ok(());
+        }
+        // Where the other end has called anew meanwhile, in another place maybe, it has looked at the position after that, and
+        // has seen this one: its call is for what comes later, and stays.
+        if wakes_at.compare_exchange(at, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.bells.peer[usize::from(at & IN_SECOND_PLACE != 0)].ring()?;
         }
         Ok(())
