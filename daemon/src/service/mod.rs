@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::account::{Account, ActorId, GuestId, SessionId};
+use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestAmounts, GuestInfo, GuestUsage,
@@ -98,10 +98,12 @@ impl HostService {
     /// The component that a client names, compiled; and what people call it.
     async fn program(
         &self,
-        actor: Actor,
+        (actor, session): (Actor, SessionId),
         name: ProgramName,
         progress: &ProgressSink,
     ) -> Result<(Program, String), ErrorBody> {
+        // What is read for this start is its session's as long as it is held.
+        let _read;
         let (wasm, name, uploaded) = match name {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
@@ -129,7 +131,18 @@ impl HostService {
                     None => return Err(unknown()),
                 }
             }
-            ProgramName::Named { name } => (self.registry.read(&name).await?, name, None),
+            ProgramName::Named { name } => {
+                let named = self.registry.find(&name).await?;
+                if let Some(hash) = named.hash
+                    && let Some(program) = self.host.find(ActorId(actor.uid), hash).await
+                {
+                    return Ok((program, name));
+                }
+                let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
+                let charge = HostCharge::new(&account, named.n_bytes());
+                _read = charge.map_err(|exceeded| over_host_bytes(&exceeded))?;
+                (self.registry.read(&named).await?, name, None)
+            }
             ProgramName::Unknown => {
                 let message = "this daemon does not know that kind of program";
                 return Err(ErrorBody::new(ErrorCode::Unsupported, message));
@@ -163,7 +176,8 @@ impl Service for HostService {
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
         let is_component = matches!(request.program, ProgramName::Component { .. });
-        let (program, name) = self.program(request.actor, request.program, &progress).await?;
+        let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
+        let (program, name) = self.program((request.actor, session), request.program, &progress).await?;
         let name = match &request.label {
             // Anybody may call a component anything: its hash stays beside that.
             Some(label) if is_component => {
@@ -178,7 +192,6 @@ impl Service for HostService {
         if let Some(name) = &request.model {
             errors::check_loaded(name, &listing)?;
         }
-        let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
         let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
         let id = self.host.next_id();
         let gate = match self.loader.policy() {

@@ -1,34 +1,78 @@
 //! Guests that clients start by name: the files `NAME.wasm` of one folder.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use trellis_wire::{ErrorBody, ErrorCode};
 
 use crate::descriptors;
 use crate::guest::{listed_names, shown_name};
+use crate::tasks::blocking;
 
 pub(super) struct Registry {
     folder: Option<PathBuf>,
+    /// The hashes of those that were read, as they were then.
+    known: Mutex<HashMap<String, (Stamp, blake3::Hash)>>,
+}
+
+/// What tells that a file has not changed.
+type Stamp = (Option<SystemTime>, u64);
+
+/// A program of the folder.
+pub(super) struct Named {
+    name: String,
+    path: PathBuf,
+    stamp: Stamp,
+    /// The hash of its component, where it was read before and has not changed.
+    pub(super) hash: Option<blake3::Hash>,
+}
+
+impl Named {
+    /// Length of its file.
+    pub(super) fn n_bytes(&self) -> u64 {
+        self.stamp.1
+    }
 }
 
 impl Registry {
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder }
+        Self { folder, known: Mutex::default() }
     }
 
-    /// The bytes of the component of that name.
-    pub(super) async fn read(&self, name: &str) -> Result<Bytes, ErrorBody> {
-        let known = self.list().await.map_err(|error| unread(&error))?;
-        if !known.iter().any(|other| other == name) {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, (Stamp, blake3::Hash)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program of that name.
+    pub(super) async fn find(&self, name: &str) -> Result<Named, ErrorBody> {
+        let names = self.list().await.map_err(|error| unread(&error))?;
+        if !names.iter().any(|other| other == name) {
             let name = shown_name(name);
-            let message = format!("no program {name:?} is registered; registered: {}", listed_names(&known));
+            let message = format!("no program {name:?} is registered; registered: {}", listed_names(&names));
             return Err(ErrorBody::new(ErrorCode::UnknownProgram, message).about("program").with_value(name));
         }
         let folder = self.folder.as_ref().expect("a name is known only where there is a folder");
         let path = folder.join(format!("{name}.wasm"));
-        tokio::fs::read(&path).await.map(Bytes::from).map_err(|error| unread(&error))
+        let file = tokio::fs::metadata(&path).await.map_err(|error| unread(&error))?;
+        let stamp = (file.modified().ok(), file.len());
+        let mut known = self.known();
+        known.retain(|name, _| names.contains(name));
+        let hash = known.get(name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);
+        drop(known);
+        Ok(Named { name: name.to_owned(), path, stamp, hash })
+    }
+
+    /// The bytes of its component.
+    pub(super) async fn read(&self, named: &Named) -> Result<Bytes, ErrorBody> {
+        let bytes = tokio::fs::read(&named.path).await.map(Bytes::from).map_err(|error| unread(&error))?;
+        let of_file = bytes.clone();
+        let hash = blocking(move || blake3::hash(&of_file)).await;
+        self.known().insert(named.name.clone(), (named.stamp, hash));
+        Ok(bytes)
     }
 
     /// The names, sorted. A folder that cannot be read holds none.
