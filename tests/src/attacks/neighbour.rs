@@ -231,6 +231,8 @@ async fn stream(
     loop {
         tokio::select! {
             biased;
+            // However much comes.
+            word = told.recv() => return Ok(Over::Told(word.unwrap_or_default())),
             message = raw.next() => match message? {
                 Some(ServerMessage::Event { id: of, event }) if of == id => {
                     if let Event::Tokens { tokens } = &event {
@@ -254,7 +256,6 @@ async fn stream(
                 };
                 *longest = longest.max(ms(time));
             }
-            word = told.recv() => return Ok(Over::Told(word.unwrap_or_default())),
         }
     }
 }

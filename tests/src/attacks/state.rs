@@ -11,6 +11,9 @@ use super::raw::Raw;
 /// How much more there may be of something afterwards, of 1.
 const TOLERANCE: f64 = 0.05;
 
+/// The limit of the compiled code that is kept.
+const CODE_BYTES: &str = "limits.program_bytes";
+
 /// Time between two looks at a daemon that is to come to rest.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
 
@@ -39,6 +42,8 @@ pub struct State {
     pub n_children: u64,
     /// Kilobytes of it in memory.
     pub resident_kb: u64,
+    /// Kilobytes of compiled code among those, kept for the next start: no more than `limits.program_bytes`.
+    pub code_kb: u64,
     /// Kilobytes of those processes in memory.
     pub children_resident_kb: u64,
 }
@@ -101,6 +106,10 @@ impl State {
         let Value::Models { models } = raw.value(Call::Models).await? else {
             return Err(io::Error::other("the answer to models is none"));
         };
+        let Value::Limits { limits } = raw.value(Call::Limits).await? else {
+            return Err(io::Error::other("the answer to limits is none"));
+        };
+        let code = limits.iter().find(|limit| limit.name == CODE_BYTES).and_then(|limit| limit.used_by_all);
         let children = children(pid)?;
         Ok(Self {
             n_guests: info.n_guests,
@@ -111,6 +120,7 @@ impl State {
             n_descriptors: n_entries(&format!("/proc/{pid}/fd"))?,
             n_children: children.len() as u64,
             resident_kb: resident_kb(pid),
+            code_kb: code.unwrap_or(0) >> 10,
             children_resident_kb: children.into_iter().map(resident_kb).sum(),
         })
     }
@@ -156,19 +166,24 @@ impl State {
         }
     }
 
+    fn beside_code_kb(&self) -> u64 {
+        self.resident_kb.saturating_sub(self.code_kb)
+    }
+
     /// In one line.
     #[must_use]
     pub fn line(&self) -> String {
         let Self { n_guests, n_sessions, n_pages, n_threads, n_descriptors, n_children, .. } = self;
-        let (own, theirs) = (self.resident_kb / 1024, self.children_resident_kb / 1024);
+        let mib = |kb: u64| kb / 1024;
+        let (own, code, theirs) = (mib(self.resident_kb), mib(self.code_kb), mib(self.children_resident_kb));
         format!(
-            "{n_guests} guests, {n_sessions} connections, {own} MiB, {n_threads} threads, {n_descriptors} files, {n_pages} pages, \
+            "{n_guests} guests, {n_sessions} connections, {own} MiB with {code} of code, {n_threads} threads, {n_descriptors} files, {n_pages} pages, \
              {n_children} processes with {theirs} MiB"
         )
     }
 
     /// What is still more than it was, in words; nothing where all is back. Counts of the daemon's own are to be what they
-    /// were, those of the system within 5 %.
+    /// were, those of the system within 5 %; code that came to be kept meanwhile is not counted.
     #[must_use]
     pub fn beyond(&self, before: &Self) -> Vec<String> {
         let exact = [
@@ -181,7 +196,7 @@ impl State {
         let near = [
             ("threads", self.n_threads, before.n_threads),
             ("descriptors", self.n_descriptors, before.n_descriptors),
-            ("kB in memory", self.resident_kb, before.resident_kb),
+            ("kB in memory beside code", self.beside_code_kb(), before.beside_code_kb()),
         ];
         let more = exact.into_iter().filter(|(_, now, before)| now > before);
         let far =

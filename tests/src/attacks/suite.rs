@@ -203,7 +203,9 @@ impl Suite {
         if !beyond.is_empty() {
             complaints.extend(beyond);
             // The next one is not to blame.
-            self.before.resident_kb = self.before.resident_kb.max(state.resident_kb);
+            if state.resident_kb > self.before.resident_kb {
+                (self.before.resident_kb, self.before.code_kb) = (state.resident_kb, state.code_kb);
+            }
             self.before.n_descriptors = self.before.n_descriptors.max(state.n_descriptors);
             self.before.n_threads = self.before.n_threads.max(state.n_threads);
             self.before.n_contexts = self.before.n_contexts.max(state.n_contexts);
