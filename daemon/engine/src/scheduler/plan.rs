@@ -214,7 +214,7 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 continue;
             }
-            context.ask_without_state(&mut self.pages);
+            self.ask_without_state(id, &mut context);
             if context.class() != class && context.work.is_some() {
                 // Its KV was given up while it stood in the queue.
                 self.contexts.insert(id, context);

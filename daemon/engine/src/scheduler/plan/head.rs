@@ -75,20 +75,24 @@ impl Scheduler {
     }
 }
 
-impl ContextState {
-    /// Has what it asks of a state that the device no longer keeps computed from the layers on. One from which tokens were evicted
-    /// may have lost its KV while it stood in the queue: then its holes are gone through anew.
-    pub(super) fn ask_without_state(&mut self, pages: &mut PageTable) {
-        if self.under_way.is_none()
-            && !self.kv.has_state()
-            && let Some(Work::Ask(work)) = &mut self.work
+impl Scheduler {
+    /// Has what a context asks of a state that the device no longer keeps computed from the layers on. One from which tokens were
+    /// evicted may have lost its KV while it stood in the queue: then its holes are gone through anew. What it needs for that it was
+    /// promised nothing of.
+    pub(super) fn ask_without_state(&mut self, id: ContextId, context: &mut ContextState) {
+        if context.under_way.is_none()
+            && !context.kv.has_state()
+            && let Some(Work::Ask(work)) = &mut context.work
             && work.part == Part::Head
         {
             work.part = Part::Tokens;
-            self.rewind_to_outputs(pages);
+            self.leave(id, context);
+            context.rewind_to_outputs(&mut self.pages);
         }
     }
+}
 
+impl ContextState {
     /// The output of a position comes out of computing it, so its KV is computed once more if need be.
     pub(in crate::scheduler) fn rewind_to_outputs(&mut self, pages: &mut PageTable) {
         let Some(work) = &self.work else { return };
