@@ -121,7 +121,7 @@ pub enum GuestError {
     /// Too many guests run.
     #[error("{running} guests of the {level} run already, the limit is {limit}")]
     TooManyGuests {
-        /// `daemon` or `user`.
+        /// `daemon` or `user`; `user beside others` for who would leave less to the next user.
         level: &'static str,
         /// Those that run.
         running: u32,

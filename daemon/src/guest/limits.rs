@@ -199,7 +199,8 @@ impl GuestLimits {
     /// There are too many.
     pub(crate) fn check_numbers(&self, n_user: u32, n_all: u32) -> Result<(), GuestError> {
         let (of_user, of_all) = (self.n_guests_per_user, self.n_guests);
-        let most = most_beside_others(of_user.into(), n_all.into(), of_all.into(), 1) as u32;
+        // The last place is for who has none.
+        let most = (most_beside_others(of_user.into(), n_all.into(), of_all.into(), 1) as u32).max(1);
         let checks =
             [("user", n_user, of_user), ("daemon", n_all, of_all), ("user beside others", n_user, most)];
         match checks.into_iter().find(|&(_, running, limit)| running >= limit) {
@@ -284,7 +285,7 @@ mod tests {
     fn a_user_has_no_more_guests_than_are_left_for_the_next() {
         let limits = GuestLimits { n_guests: 12, n_guests_per_user: 6, ..GuestLimits::default() };
         let most = |n_others: u32| (0..).find(|&n| limits.check_numbers(n, n_others + n).is_err());
-        assert_eq!([0, 6, 9, 11, 12].map(most), [Some(6), Some(3), Some(1), Some(0), Some(0)]);
+        assert_eq!([0, 6, 9, 11, 12].map(most), [Some(6), Some(3), Some(1), Some(1), Some(0)]);
         let of_one_user = limits.of_one_user();
         assert_eq!((0..).find(|&n| of_one_user.check_numbers(n, n).is_err()), Some(6));
     }

@@ -38,14 +38,15 @@ impl Places {
         let (n_user, n_all) = self.users.taken(actor);
         let most = most_beside_others(self.users.n_max(), n_all as u64, self.n_max as u64, 1);
         let n_max = self.users.n_max();
-        let limit = if n_user as u64 >= n_max { n_max } else { most };
+        // The last place is for who has none.
+        let limit = if n_user as u64 >= n_max { n_max } else { most.max(1) };
         let too_many = || SessionError::TooManyConnections { uid: actor.uid, limit };
-        let full = || SessionError::Full { limit: self.n_max as u64 };
-        if n_user as u64 >= most {
-            return Err(if limit == 0 { full() } else { too_many() });
+        let full = |_| SessionError::Full { limit: self.n_max as u64 };
+        if n_user as u64 >= limit {
+            return Err(too_many());
         }
         let _of_user = self.users.take(actor).ok_or_else(too_many)?;
-        Ok(Place { _of_all: self.all.clone().try_acquire_owned().map_err(|_| full())?, _of_user })
+        Ok(Place { _of_all: self.all.clone().try_acquire_owned().map_err(full)?, _of_user })
     }
 }
 
@@ -62,10 +63,11 @@ mod tests {
         taken.push(take(2).expect("for another"));
         assert!(matches!(take(2), Err(SessionError::TooManyConnections { uid: 2, limit: 1 })));
         taken.push(take(3).expect("for a third"));
-        assert!(matches!(take(4), Err(SessionError::Full { limit: 6 })));
+        taken.push(take(4).expect("the last one"));
+        assert!(matches!(take(5), Err(SessionError::Full { limit: 6 })));
         drop(taken.remove(0));
-        let again = take(4).expect("free again");
-        assert!(matches!(take(1), Err(SessionError::Full { .. })));
+        let again = take(5).expect("free again");
+        assert!(matches!(take(1), Err(SessionError::TooManyConnections { limit: 1, .. })));
         drop((taken, again));
         assert!((0..3).map(|_| take(1)).collect::<Result<Vec<_>, _>>().is_ok());
         assert!(Places::new(usize::MAX).take(Actor { uid: 1, gid: 0 }).is_ok());

@@ -45,8 +45,10 @@ struct Lent {
 }
 
 impl Lent {
-    fn take(&self, n: u64) -> bool {
-        self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(n)).is_ok()
+    /// Takes so much of what is free, or all; how much that is.
+    fn take(&self, n: u64) -> u64 {
+        let left = |free: u64| Some(free.saturating_sub(n));
+        self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).map_or(0, |free| free.min(n))
     }
 }
 
@@ -60,21 +62,35 @@ impl Lease {
         self.lent.iter().find(|lent| lent.resource == resource)
     }
 
-    /// Sees to it that `n` more was lent. Each charge asks for itself: none waits for another, and none is refused for what
-    /// another one has asked for. Nothing is locked meanwhile: what the daemon answers may have to release something first.
+    /// Sees to it that `n` more was lent. Each charge asks for what it lacks itself, and waits for no other. Nothing is locked
+    /// meanwhile: what the daemon answers may have to release something first.
     pub(super) fn cover(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
         let Some(lent) = self.lent(resource) else { return Ok(()) };
         let Some(chunk) = lent.chunk else { return self.lender.borrow(resource, n) };
-        if lent.take(n) {
-            return Ok(());
+        let mut n_taken = lent.take(n);
+        while n_taken < n {
+            let missing = n - n_taken;
+            let chunk = missing.max(chunk);
+            let borrowed = match self.lender.borrow(resource, chunk) {
+                // Near the end of a budget what is missing may still be there.
+                Err(_) if chunk > missing => self.lender.borrow(resource, missing).map(|()| missing),
+                borrowed => borrowed.map(|()| chunk),
+            };
+            match borrowed {
+                Ok(borrowed) => {
+                    lent.free.fetch_add(borrowed - missing, Ordering::Relaxed);
+                    return Ok(());
+                }
+                // Another one may have brought more than it needed meanwhile.
+                Err(exceeded) => match lent.take(missing) {
+                    0 => {
+                        lent.free.fetch_add(n_taken, Ordering::Relaxed);
+                        return Err(exceeded);
+                    }
+                    n_more => n_taken += n_more,
+                },
+            }
         }
-        let chunk = n.max(chunk);
-        let borrowed = match self.lender.borrow(resource, chunk) {
-            // Near the end of a budget what is asked for may still be there.
-            Err(_) if chunk > n => self.lender.borrow(resource, n).map(|()| n),
-            borrowed => borrowed.map(|()| chunk),
-        }?;
-        lent.free.fetch_add(borrowed - n, Ordering::Relaxed);
         Ok(())
     }
 
@@ -142,5 +158,9 @@ mod tests {
         far.release(Resource::HostBytes, 5);
         assert_eq!(user.used(Resource::HostBytes), 0, "nothing is used");
         far.charge(Resource::Pages, 7).expect("nothing that is lent");
+        charge(61).expect("more than a chunk");
+        charge(5).expect("a chunk, of which 25 are free");
+        charge(34).expect("what is free and what is left are enough together");
+        charge(1).expect_err("all is used");
     }
 }

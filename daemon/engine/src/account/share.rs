@@ -4,7 +4,7 @@
 //! a user may have as much as would then be left free, and no more: the dynamic threshold of Choudhury and Hahne (Dynamic
 //! queue length thresholds for shared-memory packet switches, IEEE/ACM Transactions on Networking 6(2), 1998). Of users who
 //! take all that they can get, `k` at once have `1 / (k + 1)` each, and as much is left; one after the other, each has half of
-//! what those before it have left. Whoever has less than is free is refused nothing because of others.
+//! what those before it have left. Whoever has less than is free, by a part in a thousand, is refused nothing because of others.
 
 use std::sync::atomic::Ordering;
 
@@ -27,8 +27,11 @@ pub fn most_beside_others(limit: u64, used: u64, limit_of_all: u64, n: u64) -> u
     let n_free = limit_of_all.saturating_sub(used).saturating_sub(n);
     let times = u128::from(limit).max(n_for_others.into());
     let n_most = u64::try_from(u128::from(n_free) * times / u128::from(n_for_others)).unwrap_or(u64::MAX);
+    if n_most >= limit {
+        return limit;
+    }
     let part = (limit_of_all / N_PARTS).max(1);
-    limit.min(n_most / part * part)
+    n_most / part * part
 }
 
 /// The same, of what the meter of all says.
@@ -59,7 +62,10 @@ mod tests {
 
     #[test]
     fn a_user_alone_has_its_limit() {
-        for (limit, limit_of_all) in [(500, 1000), (750, 1000), (100, 1000), (1000, 1000), (1000, 900)] {
+        let of_odd_parts = (750_500, 1_000_000);
+        for (limit, limit_of_all) in
+            [(500, 1000), (750, 1000), (100, 1000), (1000, 1000), (1000, 900), of_odd_parts]
+        {
             assert_eq!(
                 greedy(limit, limit_of_all, 1),
                 [limit.min(limit_of_all)],
