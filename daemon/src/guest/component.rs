@@ -213,25 +213,31 @@ fn reason(error: &wasmtime::Error) -> String {
     names::cut(&format!("{error:#}"), names::REASON_BYTES_MAX)
 }
 
-/// Tells by the length, the first bytes and the number of its modules whether something can be a component at all.
+/// Tells by the length and the first bytes whether something can be a component at all.
 pub(crate) fn check_kind(bytes: &[u8], limits: &GuestLimits) -> Result<(), GuestError> {
     let (n_bytes, limit_bytes) = (bytes.len(), limits.component_bytes);
     if n_bytes > limit_bytes {
         return Err(GuestError::TooLarge { n_bytes, limit_bytes });
     }
-    check_format(bytes)?;
-    // For each the runtime keeps an image, and with it a file descriptor, also for one that no instance is made of.
-    let (needed, limit) = (n_modules(bytes), u64::from(limits.n_instances));
-    match needed > limit {
-        true => Err(GuestError::NeedsTooMuch { what: "core modules", needed, limit }),
-        false => Ok(()),
+    check_format(bytes)
+}
+
+/// Checks that a component has no more modules than may be made into instances: for each the runtime keeps an image, and with it a
+/// file descriptor, also for one that no instance is made of. Takes some milliseconds for the largest.
+pub(crate) fn check_modules(bytes: &[u8], limits: &GuestLimits) -> Result<(), GuestError> {
+    let limit = u64::from(limits.n_instances);
+    match n_modules(bytes, limit) {
+        needed if needed > limit => Err(GuestError::NeedsTooMuch { what: "core modules", needed, limit }),
+        _ => Ok(()),
     }
 }
 
-/// Core modules in a component and in those within it, as far as it can be read; the compiler says what is wrong with the rest.
-fn n_modules(bytes: &[u8]) -> u64 {
+/// Core modules in a component and in those within it, up to one more than the limit, as far as it can be read; the compiler says
+/// what is wrong with the rest.
+fn n_modules(bytes: &[u8], limit: u64) -> u64 {
     let payloads = Parser::new(0).parse_all(bytes).map_while(Result::ok);
-    payloads.filter(|payload| matches!(payload, Payload::ModuleSection { .. })).count() as u64
+    let modules = payloads.filter(|payload| matches!(payload, Payload::ModuleSection { .. }));
+    modules.take(limit as usize + 1).count() as u64
 }
 
 /// Tells a component from other files by its first bytes.
@@ -382,9 +388,9 @@ mod tests {
             let module = b"\x01\x08\0asm\x01\0\0\0";
             [&b"\0asm\x0d\0\x01\0"[..], &module.repeat(n)].concat()
         };
-        check_kind(&modules(limits.n_instances as usize), &limits).expect("as many as instances");
-        let error = check_kind(&modules(1_000), &limits).expect_err("each would take a descriptor");
-        assert!(matches!(error, GuestError::NeedsTooMuch { needed: 1_000, .. }), "{error}");
+        check_modules(&modules(16), &limits).expect("as many as instances");
+        let error = check_modules(&modules(1_000), &limits).expect_err("each would take a descriptor");
+        assert!(matches!(error, GuestError::NeedsTooMuch { needed: 17, limit: 16, .. }), "{error}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use trellis_engine::account::{Account, ActorId, GuestId};
 
 use super::cache::{CacheLimits, CodeCache};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
-use super::component::{Program, check_kind};
+use super::component::{Program, check_kind, check_modules};
 use super::error::GuestError;
 use super::flights::{Flights, Joined, PendingPermit, QueueFull};
 use super::io::GuestIo;
@@ -238,6 +238,8 @@ impl GuestHost {
         let mut report = |state| {
             progress.send_replace(state);
         };
+        let (bytes, limits) = (wasm.clone(), self.limits.clone());
+        blocking(move || check_modules(&bytes, &limits)).await?;
         let code = self.compiler.compile(&wasm, &mut report).await?;
         let load = move || {
             let _permit = permit;

@@ -166,7 +166,9 @@ impl State {
         }
     }
 
-    fn beside_code_kb(&self) -> u64 {
+    /// Kilobytes of it in memory beside code that is kept.
+    #[must_use]
+    pub fn beside_code_kb(&self) -> u64 {
         self.resident_kb.saturating_sub(self.code_kb)
     }
 

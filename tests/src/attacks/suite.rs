@@ -203,7 +203,7 @@ impl Suite {
         if !beyond.is_empty() {
             complaints.extend(beyond);
             // The next one is not to blame.
-            if state.resident_kb > self.before.resident_kb {
+            if state.beside_code_kb() > self.before.beside_code_kb() {
                 (self.before.resident_kb, self.before.code_kb) = (state.resident_kb, state.code_kb);
             }
             self.before.n_descriptors = self.before.n_descriptors.max(state.n_descriptors);
