@@ -33,7 +33,7 @@ pub enum Resource {
     /// Contexts open or saved.
     Contexts,
     /// Bytes of host memory: on a guest's account for its token lists, masks and grammars, on those above it for the memory
-    /// of guests, their inboxes and outputs as well.
+    /// of guests, their code, inboxes and outputs as well.
     HostBytes,
 }
 
@@ -135,7 +135,7 @@ pub struct Counted {
 pub const USER: &str = "user";
 
 /// The level in errors where a user would have more than it leaves to others.
-pub(crate) const BESIDE_OTHERS: &str = "user beside others";
+pub const BESIDE_OTHERS: &str = "user beside others";
 
 /// Operations of one guest that engines have not read. Enough for every context of a large batch to have one on its way;
 /// past that this guest waits, and no other.

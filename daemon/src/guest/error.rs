@@ -91,10 +91,10 @@ pub enum GuestError {
         /// Its bound on memory.
         limit_bytes: u64,
     },
-    /// Too many components wait to be compiled.
-    #[error("{n_queued} components wait to be compiled already, the limit is {limit}")]
+    /// Too many components of this user wait to be compiled.
+    #[error("{n_queued} components of this user wait to be compiled already, the limit is {limit}")]
     CompileQueueFull {
-        /// Those that wait, of all users or of this one.
+        /// Those that wait.
         n_queued: usize,
         /// The most of them.
         limit: usize,

@@ -41,7 +41,7 @@ struct Flight<T: Clone, P> {
     queued: Option<oneshot::Sender<()>>,
 }
 
-/// The queue has no room for one more component.
+/// The queue has no room for one more component of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueFull {
     pub(crate) n_queued: usize,
@@ -90,7 +90,7 @@ where
     P: Clone + Send + Sync + 'static,
 {
     /// At most `n_places` pieces of work at once, and `n_queued_max` in the queue, of which `n_queued_per_user_max`
-    /// for one user.
+    /// for one user; and one of each user that has none there.
     pub(crate) fn new(n_places: usize, n_queued_max: usize, n_queued_per_user_max: usize) -> Arc<Self> {
         let state = State {
             flights: HashMap::new(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
-use trellis_engine::account::{Budget, most_beside_others};
+use trellis_engine::account::{BESIDE_OTHERS, Budget, USER, most_beside_others};
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
 use super::error::GuestError;
@@ -39,7 +39,8 @@ pub struct GuestLimits {
     pub compiled_bytes: usize,
     /// Components compiled at once; those of one user take all of these places but one.
     pub n_compiles: usize,
-    /// Components that wait to be compiled; those of one user take half of these places at most.
+    /// Components that wait to be compiled; those of one user take half of these places at most, and beside others no more than
+    /// are left. A user with none there finds a place, also where all are taken.
     pub n_compiles_queued: usize,
     /// Compiled components kept ready in memory.
     pub n_programs: usize,
@@ -201,8 +202,7 @@ impl GuestLimits {
         let (of_user, of_all) = (self.n_guests_per_user, self.n_guests);
         // The last place is for who has none.
         let most = (most_beside_others(of_user.into(), n_all.into(), of_all.into(), 1) as u32).max(1);
-        let checks =
-            [("user", n_user, of_user), ("daemon", n_all, of_all), ("user beside others", n_user, most)];
+        let checks = [(USER, n_user, of_user), ("daemon", n_all, of_all), (BESIDE_OTHERS, n_user, most)];
         match checks.into_iter().find(|&(_, running, limit)| running >= limit) {
             Some((level, running, limit)) => Err(GuestError::TooManyGuests { level, running, limit }),
             None => Ok(()),

@@ -36,8 +36,8 @@ impl Places {
     /// The user has as many as it may have, or all are taken.
     pub(super) fn take(&self, actor: Actor) -> Result<Place, SessionError> {
         let (n_user, n_all) = self.users.taken(actor);
-        let most = most_beside_others(self.users.n_max(), n_all as u64, self.n_max as u64, 1);
         let n_max = self.users.n_max();
+        let most = most_beside_others(n_max, n_all as u64, self.n_max as u64, 1);
         // The last place is for who has none.
         let limit = if n_user as u64 >= n_max { n_max } else { most.max(1) };
         let too_many = || SessionError::TooManyConnections { uid: actor.uid, limit };
