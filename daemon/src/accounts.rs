@@ -42,9 +42,8 @@ impl Accounts {
 
     /// Without users. `host_bytes` are those of the budgets, worked out where they say nothing.
     pub(crate) fn with_classes(budgets: &Budgets, host_bytes: HostBytes, classes: Classes) -> Arc<Self> {
-        let daemon = Budget { host_bytes: host_bytes.daemon, ..Budget::UNLIMITED };
         Arc::new(Self {
-            daemon: Account::new("daemon", daemon, None),
+            daemon: Account::new("daemon", budgets.daemon.budget(host_bytes.daemon), None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
             classes: Arc::new(classes),
@@ -128,6 +127,19 @@ mod tests {
         }
         let by = |uid| accounts.used_by(ActorId(uid), Resource::Pages);
         assert_eq!((by(7), by(8), by(9), accounts.used(Resource::Pages)), (7, 5, 0, 12));
+    }
+
+    #[test]
+    fn all_users_together_are_held_to_what_the_daemon_has() {
+        let budgets: Budgets =
+            toml::from_str("[daemon]\nn_pages = 5\nn_contexts = 2\nn_tokens = 9").expect("valid");
+        let accounts = Accounts::new(&budgets, 1 << 30);
+        let of = |uid| accounts.begin_session(ActorId(uid), SessionId(uid.into()), Class::default());
+        for (resource, limit) in [(Resource::Pages, 5), (Resource::Contexts, 2), (Resource::Tokens, 9)] {
+            of(1).charge(resource, limit).expect("all of it");
+            let exceeded = of(2).charge(resource, 1).expect_err("nothing is left");
+            assert_eq!((exceeded.level, exceeded.limit), ("daemon", limit), "{resource:?}");
+        }
     }
 
     #[test]

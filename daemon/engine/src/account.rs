@@ -280,7 +280,10 @@ impl Account {
     fn limit_beside_others(&self, resource: Resource, n: u64) -> u64 {
         let limit = self.meter(resource).limit;
         match &self.parent {
-            Some(all) if self.level == USER => share::most(limit, all.meter(resource), n),
+            // Tokens are never given back: what others had once would count for ever.
+            Some(all) if self.level == USER && resource != Resource::Tokens => {
+                share::most(limit, all.meter(resource), n)
+            }
             _ => limit,
         }
     }

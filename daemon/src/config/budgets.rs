@@ -12,7 +12,8 @@ pub struct Budgets {
     pub session: SharedBudget,
     /// All guests of one user, and what they saved.
     pub user: SharedBudget,
-    /// All guests of all users.
+    /// All guests of all users. Beside others a user has no more pages, contexts and host memory than it leaves to the next one,
+    /// where its own limit is below this one; where it is not, one user may have all.
     pub daemon: SharedBudget,
 }
 

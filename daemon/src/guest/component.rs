@@ -69,6 +69,10 @@ pub struct About {
     pub code_bytes: usize,
 }
 
+/// What a component takes of memory, in lengths of its compiled code: once that lies there as it came, and what the runtime knows
+/// of functions, or what memories begin with, comes to as much again.
+pub(crate) const N_COPIES_OF_CODE: usize = 2;
+
 /// A component that is compiled, linked and ready to start. Cheap to clone.
 #[derive(Clone)]
 pub struct Program(Arc<Inner>);
@@ -111,6 +115,12 @@ impl Program {
     /// Length of the compiled code.
     pub(crate) fn n_code_bytes(&self) -> usize {
         self.0.n_code_bytes
+    }
+
+    /// Bytes of memory that it takes, with its code where that was kept.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let n_kept = usize::from(self.0.code.is_some());
+        (N_COPIES_OF_CODE + n_kept) * self.0.n_code_bytes
     }
 
     /// The same, with its code kept.

@@ -44,8 +44,8 @@ pub struct GuestLimits {
     pub n_compiles_queued: usize,
     /// Compiled components kept ready in memory.
     pub n_programs: usize,
-    /// Bytes of compiled code, summed over all components kept ready in memory; the least recently used go
-    /// first.
+    /// Bytes of memory of all components kept ready: of each twice the length of its compiled code, and where guests have processes
+    /// of their own three times in the daemon, which keeps what it sends them. The least recently used go first.
     pub program_bytes: usize,
     /// Bytes of compiled components kept on disk; the least recently used go first.
     pub cache_bytes: u64,
@@ -170,7 +170,7 @@ const PROCESS_BYTES: u64 = 4 << 30;
 /// The least that one that compiles is given: a component of one megabyte needs 96 MiB, one without code 16 MiB.
 pub(crate) const COMPILE_BYTES_LEAST: u64 = 128 << 20;
 
-/// What a process of guests needs for itself, and the least that one is given. It is in no budget: compiled code
+/// What a process of guests needs for itself, and the least that one is given. It is in no budget: programs
 /// (`program_bytes`), tokenizers, threads, and the runtime, of which an idle one has 20 MiB in memory, and 40 MiB set aside beside
 /// its pools.
 pub(crate) const OWN_BYTES: u64 = 512 << 20;

@@ -33,9 +33,6 @@ use crate::models::Models;
 /// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
 pub(crate) const GUEST_BYTES: usize = 128 << 10;
 
-/// Code lies in memory once as it came, and what memories begin with once more, with what lies between.
-const N_COPIES_OF_CODE: u64 = 2;
-
 /// What users have been charged for the code that their guests run.
 type Codes = HashMap<(ActorId, blake3::Hash), Weak<HostCharge>>;
 
@@ -311,7 +308,7 @@ impl GuestPool {
         Ok(RunningGuest { id, end, stop: GuestStop(stop), account, models })
     }
 
-    /// Charges a user for the code of a program, once for all guests of the user that run it; nothing in a process of the user's
+    /// Charges a user for the memory of a program, once for all guests of the user that run it; nothing in a process of the user's
     /// guests, which has room for code beside what its budgets promise.
     fn pay_for_code(&self, launch: &Launch) -> Result<Option<Arc<HostCharge>>, BudgetExceeded> {
         let Some(codes) = &self.codes else { return Ok(None) };
@@ -321,7 +318,7 @@ impl GuestPool {
         if let Some(held) = codes.get(&key).and_then(Weak::upgrade) {
             return Ok(Some(held));
         }
-        let n_bytes = N_COPIES_OF_CODE * launch.program.n_code_bytes() as u64;
+        let n_bytes = launch.program.memory_bytes() as u64;
         let held = Arc::new(HostCharge::new(launch.account.user(), n_bytes)?);
         codes.insert(key, Arc::downgrade(&held));
         Ok(Some(held))

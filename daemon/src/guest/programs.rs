@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::component::Program;
 
-/// The most recently used programs, bounded by their number and the bytes of their code.
+/// The most recently used programs, bounded by their number and the memory that they take.
 #[derive(Debug)]
 pub(crate) struct Programs {
     n_max: usize,
@@ -25,7 +25,7 @@ impl Programs {
         Self { n_max: n_max.max(1), n_bytes_max, n_bytes: 0, n_uses: 0, entries: HashMap::new() }
     }
 
-    /// How many there are, and the bytes of their code.
+    /// How many there are, and the bytes of memory that they take.
     pub(crate) fn ready(&self) -> (u64, u64) {
         (self.entries.len() as u64, self.n_bytes as u64)
     }
@@ -42,14 +42,14 @@ impl Programs {
     pub(crate) fn insert(&mut self, program: Program) {
         self.n_uses += 1;
         let entry = Entry { last_use: self.n_uses, program };
-        self.n_bytes += entry.program.n_code_bytes();
+        self.n_bytes += entry.program.memory_bytes();
         let replaced = self.entries.insert(entry.program.hash(), entry);
-        self.n_bytes -= replaced.map_or(0, |entry| entry.program.n_code_bytes());
+        self.n_bytes -= replaced.map_or(0, |entry| entry.program.memory_bytes());
         while self.entries.len() > self.n_max || self.n_bytes > self.n_bytes_max {
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use).map(|(hash, _)| *hash);
             let removed =
                 oldest.and_then(|hash| self.entries.remove(&hash)).expect("the bounds are above none");
-            self.n_bytes -= removed.program.n_code_bytes();
+            self.n_bytes -= removed.program.memory_bytes();
         }
     }
 }

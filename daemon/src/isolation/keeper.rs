@@ -21,7 +21,9 @@ use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode_of_guests, encode,
 };
 use super::outgoing::{Answers, Outgoing, Pen};
-use crate::guest::{GuestEnd, GuestLimits, InboxReceiver, NICENESS, REASON_BYTES_MAX, cut, give_way};
+use crate::guest::{
+    GuestEnd, GuestLimits, InboxReceiver, N_COPIES_OF_CODE, NICENESS, REASON_BYTES_MAX, cut, give_way,
+};
 use crate::models::{Listing, Models};
 
 /// How long a guest that is stopped may take to end before its process is, and with it all guests of its user. What no epoch
@@ -575,7 +577,9 @@ impl State {
         }
         self.programs.push_back((hash, code.len()));
         outgoing.put(ToGuests::Program { hash, code: code.clone() });
-        let n_bytes = |programs: &VecDeque<(_, usize)>| programs.iter().map(|(_, n)| n).sum::<usize>();
+        let n_bytes = |programs: &VecDeque<(_, usize)>| {
+            programs.iter().map(|(_, n_code_bytes)| N_COPIES_OF_CODE * n_code_bytes).sum::<usize>()
+        };
         while self.programs.len() > 1
             && (self.programs.len() > limits.n_programs || n_bytes(&self.programs) > limits.program_bytes)
         {

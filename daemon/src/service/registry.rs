@@ -1,7 +1,10 @@
 //! Guests that clients start by name: the files `NAME.wasm` of one folder.
 
 use std::collections::HashMap;
+use std::fs::Metadata;
 use std::io;
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -19,8 +22,26 @@ pub(super) struct Registry {
     known: Mutex<HashMap<String, (Stamp, blake3::Hash)>>,
 }
 
-/// What tells that a file has not changed.
-type Stamp = (Option<SystemTime>, u64);
+/// What tells that a file has not changed. One that was put in another's place, or written to and given its old time, has changed
+/// its inode, or the time of that.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    n_bytes: u64,
+    modified: Option<SystemTime>,
+    #[cfg(unix)]
+    inode: (u64, i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &Metadata) -> Self {
+        Self {
+            n_bytes: file.len(),
+            modified: file.modified().ok(),
+            #[cfg(unix)]
+            inode: (file.ino(), file.ctime(), file.ctime_nsec()),
+        }
+    }
+}
 
 /// A program of the folder.
 pub(super) struct Named {
@@ -34,7 +55,7 @@ pub(super) struct Named {
 impl Named {
     /// Length of its file.
     pub(super) fn n_bytes(&self) -> u64 {
-        self.stamp.1
+        self.stamp.n_bytes
     }
 }
 
@@ -58,7 +79,7 @@ impl Registry {
         let folder = self.folder.as_ref().expect("a name is known only where there is a folder");
         let path = folder.join(format!("{name}.wasm"));
         let file = tokio::fs::metadata(&path).await.map_err(|error| unread(&error))?;
-        let stamp = (file.modified().ok(), file.len());
+        let stamp = Stamp::of(&file);
         let mut known = self.known();
         known.retain(|name, _| names.contains(name));
         let hash = known.get(name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);

@@ -166,9 +166,10 @@ pub fn run(
         neighbour.tell(PAUSE)?;
         neighbours.push(neighbour);
     }
-    // What it takes once it takes in a first round.
+    // What it takes once it takes in a first round, as long as each of the others: arenas of the allocator and stacks are used
+    // as far as threads at their busiest use them.
     let mut ends = BTreeMap::new();
-    let n_first = loose(&daemon, Duration::ZERO, &mut ends, &mut || Ok(()))?;
+    let n_first = loose(&daemon, ROUND, &mut ends, &mut || Ok(()))?;
     say(&format!("{n_first} attacks were there once; waiting until nothing is left of them"));
     let before = runtime.block_on(State::at_rest(&mut raw, pid))?;
     for neighbour in &mut neighbours {
@@ -251,7 +252,7 @@ fn mark(windows: &mut [Window], neighbours: &mut [Neighbour], word: &str) -> io:
     Ok(())
 }
 
-/// Rounds of all attacks at once, at least one; how many attacks that were.
+/// Rounds of all attacks at once, for at least so long; how many attacks that were.
 fn loose(
     daemon: &Daemon,
     time: Duration,
@@ -263,7 +264,7 @@ fn loose(
     let begun = Instant::now();
     let (done, endings) = mpsc::channel();
     let mut n_attacks = 0;
-    let seconds = ROUND.min(time.max(Duration::from_secs(3))).as_secs_f64();
+    let seconds = ROUND.min(time).as_secs_f64();
     std::thread::scope(|scope| {
         for (number, &attack) in attacks.iter().enumerate() {
             let (done, is_over) = (done.clone(), &is_over);

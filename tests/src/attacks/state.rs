@@ -11,8 +11,13 @@ use super::raw::Raw;
 /// How much more there may be of something afterwards, of 1.
 const TOLERANCE: f64 = 0.05;
 
-/// The limit of the compiled code that is kept.
-const CODE_BYTES: &str = "limits.program_bytes";
+/// The limits of the programs that are kept: their number, the modules of each, and the memory that they take.
+const N_PROGRAMS: &str = "limits.n_programs";
+const N_MODULES: &str = "limits.n_instances";
+const PROGRAM_BYTES: &str = "limits.program_bytes";
+
+/// What files are called from which memories of programs begin.
+const IMAGE: &str = "wasm-memory-image";
 
 /// Time between two looks at a daemon that is to come to rest.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -36,14 +41,18 @@ pub struct State {
     pub n_pages: u64,
     /// Threads of its process.
     pub n_threads: u64,
-    /// Open files of its process.
+    /// Open files of its process, images not counted.
     pub n_descriptors: u64,
+    /// Open files from which memories of programs begin: at most one for each module of those that are kept.
+    pub n_images: u64,
+    /// Modules that the programs have at most which are kept for the next start.
+    pub n_modules_most: u64,
     /// Processes that it has started and that live.
     pub n_children: u64,
     /// Kilobytes of it in memory.
     pub resident_kb: u64,
-    /// Kilobytes of compiled code among those, kept for the next start: no more than `limits.program_bytes`.
-    pub code_kb: u64,
+    /// Kilobytes of programs among those, kept for the next start: no more than `limits.program_bytes`.
+    pub programs_kb: u64,
     /// Kilobytes of those processes in memory.
     pub children_resident_kb: u64,
 }
@@ -52,6 +61,18 @@ pub struct State {
 fn number_after(text: &str, word: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(word))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+/// Open files of a process, and those among them that are images.
+fn descriptors(pid: u32) -> io::Result<(u64, u64)> {
+    let (mut n_others, mut n_images) = (0, 0);
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // One may be closed by now.
+        let file = fs::read_link(entry?.path()).unwrap_or_default();
+        let n = if file.to_string_lossy().contains(IMAGE) { &mut n_images } else { &mut n_others };
+        *n += 1;
+    }
+    Ok((n_others, n_images))
 }
 
 fn n_entries(folder: &str) -> io::Result<u64> {
@@ -109,18 +130,23 @@ impl State {
         let Value::Limits { limits } = raw.value(Call::Limits).await? else {
             return Err(io::Error::other("the answer to limits is none"));
         };
-        let code = limits.iter().find(|limit| limit.name == CODE_BYTES).and_then(|limit| limit.used_by_all);
+        let named = |name: &str| limits.iter().find(|limit| limit.name == name);
+        let used = |name: &str| named(name).and_then(|limit| limit.used_by_all).unwrap_or(0);
+        let limit = |name: &str| named(name).and_then(|limit| limit.value).unwrap_or(0);
         let children = children(pid)?;
+        let (n_descriptors, n_images) = descriptors(pid)?;
         Ok(Self {
             n_guests: info.n_guests,
             n_sessions: info.n_sessions,
             n_contexts: models.iter().map(|model| model.n_contexts).sum(),
             n_pages: models.iter().map(|model| model.n_pages - model.n_pages_free).sum(),
             n_threads: n_entries(&format!("/proc/{pid}/task"))?,
-            n_descriptors: n_entries(&format!("/proc/{pid}/fd"))?,
+            n_descriptors,
+            n_images,
+            n_modules_most: used(N_PROGRAMS) * limit(N_MODULES),
             n_children: children.len() as u64,
             resident_kb: resident_kb(pid),
-            code_kb: code.unwrap_or(0) >> 10,
+            programs_kb: used(PROGRAM_BYTES) >> 10,
             children_resident_kb: children.into_iter().map(resident_kb).sum(),
         })
     }
@@ -166,10 +192,15 @@ impl State {
         }
     }
 
-    /// Kilobytes of it in memory beside code that is kept.
+    /// Kilobytes of it in memory beside programs that are kept.
     #[must_use]
-    pub fn beside_code_kb(&self) -> u64 {
-        self.resident_kb.saturating_sub(self.code_kb)
+    pub fn beside_programs_kb(&self) -> u64 {
+        self.resident_kb.saturating_sub(self.programs_kb)
+    }
+
+    /// Images beyond one for each module of programs that are kept.
+    fn n_images_more(&self) -> u64 {
+        self.n_images.saturating_sub(self.n_modules_most)
     }
 
     /// In one line.
@@ -177,15 +208,16 @@ impl State {
     pub fn line(&self) -> String {
         let Self { n_guests, n_sessions, n_pages, n_threads, n_descriptors, n_children, .. } = self;
         let mib = |kb: u64| kb / 1024;
-        let (own, code, theirs) = (mib(self.resident_kb), mib(self.code_kb), mib(self.children_resident_kb));
+        let (own, theirs) = (mib(self.resident_kb), mib(self.children_resident_kb));
+        let programs = mib(self.programs_kb);
         format!(
-            "{n_guests} guests, {n_sessions} connections, {own} MiB with {code} of code, {n_threads} threads, {n_descriptors} files, {n_pages} pages, \
+            "{n_guests} guests, {n_sessions} connections, {own} MiB with {programs} of programs, {n_threads} threads, {n_descriptors} files, {n_pages} pages, \
              {n_children} processes with {theirs} MiB"
         )
     }
 
     /// What is still more than it was, in words; nothing where all is back. Counts of the daemon's own are to be what they
-    /// were, those of the system within 5 %; code that came to be kept meanwhile is not counted.
+    /// were, those of the system within 5 %; programs that came to be kept meanwhile are not counted.
     #[must_use]
     pub fn beyond(&self, before: &Self) -> Vec<String> {
         let exact = [
@@ -198,7 +230,8 @@ impl State {
         let near = [
             ("threads", self.n_threads, before.n_threads),
             ("descriptors", self.n_descriptors, before.n_descriptors),
-            ("kB in memory beside code", self.beside_code_kb(), before.beside_code_kb()),
+            ("images beyond one a module", self.n_images_more(), before.n_images_more()),
+            ("kB in memory beside programs", self.beside_programs_kb(), before.beside_programs_kb()),
         ];
         let more = exact.into_iter().filter(|(_, now, before)| now > before);
         let far =

@@ -203,10 +203,11 @@ impl Suite {
         if !beyond.is_empty() {
             complaints.extend(beyond);
             // The next one is not to blame.
-            if state.beside_code_kb() > self.before.beside_code_kb() {
-                (self.before.resident_kb, self.before.code_kb) = (state.resident_kb, state.code_kb);
+            if state.beside_programs_kb() > self.before.beside_programs_kb() {
+                (self.before.resident_kb, self.before.programs_kb) = (state.resident_kb, state.programs_kb);
             }
             self.before.n_descriptors = self.before.n_descriptors.max(state.n_descriptors);
+            (self.before.n_images, self.before.n_modules_most) = (state.n_images, state.n_modules_most);
             self.before.n_threads = self.before.n_threads.max(state.n_threads);
             self.before.n_contexts = self.before.n_contexts.max(state.n_contexts);
             self.before.n_pages = self.before.n_pages.max(state.n_pages);

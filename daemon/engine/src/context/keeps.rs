@@ -49,7 +49,7 @@ impl Keeping {
         counted.extend_from_slice(&tokens[self.first.clamp(n_prompt, n_tokens) - n_prompt..]);
         let (rule, first, walk) = (self.rule.clone(), self.first, self.walk.clone());
         let (to, nexts) = oneshot::channel();
-        prompt.model.masks().run(prompt.caller.id(), move || {
+        prompt.model.masks().run(prompt.caller.owner(), move || {
             // The receiver may be gone.
             if !to.is_closed() {
                 let nexts = caught(|| walk.next(&rule, first, n_tokens, &counted, &[]));
@@ -155,7 +155,7 @@ impl Context {
         let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
         let (to, nexts) = oneshot::channel();
         let guessed = guess.clone();
-        self.model.masks().run(self.caller.id(), move || {
+        self.model.masks().run(self.caller.owner(), move || {
             // The receiver may be gone.
             if !to.is_closed() {
                 let _ = to.send(caught(|| match guessed.tree() {
@@ -267,8 +267,8 @@ impl Context {
         let n_tokens = self.tokens.len();
         let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
         let sampler_mask = if sampler.program.is_some() { None } else { sampler.mask.clone() };
-        let account = self.caller.owner().account.clone();
-        Ok(Some(MasksOfRun { rule, first, walk, sampler_mask, n_tokens, tokens, foresight, account }))
+        let owner = self.caller.owner().clone();
+        Ok(Some(MasksOfRun { rule, first, walk, sampler_mask, n_tokens, tokens, foresight, owner }))
     }
 }
 

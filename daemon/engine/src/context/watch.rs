@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::keeps::within;
-use crate::account::{Account, HostCharge, Resource};
+use crate::account::{Account, HostCharge, Owner, Resource};
 use crate::batch::Token;
 use crate::command::{ContextId, Operation};
 use crate::completion::{CallerId, Tag};
@@ -39,7 +39,7 @@ pub(super) struct MasksOfRun {
     /// Those from `first` on.
     pub(super) tokens: Vec<Token>,
     pub(super) foresight: Foresight,
-    pub(super) account: Arc<Account>,
+    pub(super) owner: Owner,
 }
 
 /// Masks of a run are worked out until this is dropped.
@@ -201,11 +201,11 @@ impl RunWatch {
     /// Has the next mask worked out, in its guest's turn.
     fn go_on(self: Arc<Self>) {
         let watch = self.clone();
-        self.model.masks().run(self.caller, move || watch.work_out());
+        self.model.masks().run(&self.of.owner, move || watch.work_out());
     }
 
     fn work_out(self: Arc<Self>) {
-        let MasksOfRun { rule, first, walk, sampler_mask, foresight, account, .. } = &self.of;
+        let MasksOfRun { rule, first, walk, sampler_mask, foresight, owner, .. } = &self.of;
         // Held until the mask is on its way: the engine takes masks in their order.
         let mut path = self.path.lock().unwrap_or_else(PoisonError::into_inner);
         let (position, turn) = {
@@ -249,7 +249,7 @@ impl RunWatch {
         let operation = match next {
             Ok(Some((mask, expected))) => {
                 let is_said = |expected: &Expected| {
-                    (expected.is_certain || rule.trusts()) && standing.has_room(&mask, account)
+                    (expected.is_certain || rule.trusts()) && standing.has_room(&mask, &owner.account)
                 };
                 match expected.filter(is_said) {
                     Some(said) => {

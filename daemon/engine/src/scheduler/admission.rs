@@ -168,8 +168,9 @@ impl Scheduler {
         let number = self.line.next_number();
         let Need { n_blocks, n_pages: n_promised, n_tokens, .. } = need;
         let n_tokens_left = n_tokens;
+        let (n_terms, has_passed, n_pages_then) = (1, false, self.limits.n_pages);
         let term =
-            Term { n_blocks, n_promised, n_tokens, n_tokens_left, n_terms: 1, number, has_passed: false };
+            Term { n_blocks, n_promised, n_tokens, n_tokens_left, n_terms, number, has_passed, n_pages_then };
         context.standing = Standing::Admitted(term);
     }
 
@@ -381,7 +382,7 @@ impl Scheduler {
             let Some(context) = contexts.get_mut(id) else { continue };
             let n_lacking = context.count(&mut count, pages, limits.n_pages);
             if let Standing::Admitted(term) = &mut context.standing {
-                term.n_promised = n_lacking;
+                (term.n_promised, term.n_pages_then) = (n_lacking, limits.n_pages);
                 line.n_promised += n_lacking;
             }
         }
@@ -456,7 +457,7 @@ impl Scheduler {
         let mut n_taken = blocks.collect::<std::collections::BTreeSet<_>>().len();
         for (id, context) in self.admitted() {
             let Standing::Admitted(term) = context.standing else { unreachable!("it is admitted") };
-            let n_to_get = context.n_to_get(term.n_blocks, &self.pages, self.limits.n_pages);
+            let n_to_get = context.n_to_get(term.n_blocks, &self.pages, term.n_pages_then);
             let is_away = |&&block: &&BlockId| self.pages.page(block).is_none();
             let n_away = context.kv.blocks().iter().filter(is_away).count();
             assert!(n_to_get + n_away <= term.n_promised, "{id:?} lacks {n_to_get} + {n_away}: {term:?}");

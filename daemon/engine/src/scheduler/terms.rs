@@ -25,6 +25,9 @@ pub(super) struct Term {
     pub(super) number: u64,
     /// Whether it was admitted before others in line.
     pub(super) has_passed: bool,
+    /// Pages that the device had when what it lacks was counted last. If it has more since, a context may want a copy that it
+    /// was not promised: then it asks again when it gets there.
+    pub(super) n_pages_then: usize,
 }
 
 impl ContextState {

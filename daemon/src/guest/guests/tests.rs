@@ -394,7 +394,7 @@ async fn programs_are_kept_while_their_code_fits() {
     let house = House::new(small());
     let named = |name: &str| plain(&format!(r#"{RETURN} (func (export "{name}"))"#));
     let [a, b, c] = ["a", "b", "c"].map(|name| house.program(&named(name)).expect("a program"));
-    let mut programs = Programs::new(10, a.n_code_bytes() + b.n_code_bytes().max(c.n_code_bytes()));
+    let mut programs = Programs::new(10, a.memory_bytes() + b.memory_bytes().max(c.memory_bytes()));
     programs.insert(a.clone());
     programs.insert(b.clone());
     programs.insert(b.clone());
@@ -403,7 +403,7 @@ async fn programs_are_kept_while_their_code_fits() {
     let kept = [&a, &b, &c].map(|program| programs.get(&program.hash()).is_some());
     assert_eq!(kept, [true, false, true], "the least recently used made room");
 
-    let mut none = Programs::new(10, a.n_code_bytes() - 1);
+    let mut none = Programs::new(10, a.memory_bytes() - 1);
     none.insert(a.clone());
     assert!(none.get(&a.hash()).is_none());
 }

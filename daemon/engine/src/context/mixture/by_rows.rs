@@ -150,7 +150,7 @@ impl Context {
         let history = self.tokens().copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens);
         let before = Before { n_tokens, n_evicted: self.evictions.n_evicted() };
         let (to, drawn) = oneshot::channel();
-        self.model.masks().run(self.caller.id(), move || {
+        self.model.masks().run(self.caller.owner(), move || {
             // The receiver may be gone.
             if to.is_closed() {
                 return;
