@@ -26,6 +26,9 @@ const START_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long anything that was asked of another process may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 
+/// How long attackers may take to end: many components are compiled one after the other, beside all that others do.
+const END_TIME_MAX: Duration = Duration::from_secs(400);
+
 /// How long after the end of attacks those may go on that are repeated, before their connections are dropped.
 const LEAVE_TIME: Duration = Duration::from_secs(3);
 
@@ -339,7 +342,7 @@ impl Attackers {
         let pid = self.child.id();
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let watch = std::thread::spawn(move || {
-            if is_done.recv_timeout(ANSWER_TIME_MAX).is_err()
+            if is_done.recv_timeout(END_TIME_MAX).is_err()
                 && let Some(pid) = rustix::process::Pid::from_raw(pid as i32)
             {
                 // Gone by itself in this very moment: as good.
