@@ -6,7 +6,8 @@
 //!
 //! P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queuing" (1996): each owner carries the work done for it as its
 //! virtual time, and the owner furthest behind goes first. An owner that comes back after having had nothing to ask for
-//! starts where those are that still wait, so that idleness earns no credit; what it was charged beyond that stays with it.
+//! starts where those are that still wait, so that idleness earns no credit; what it was charged beyond that stays with it. So it
+//! does with owners that left, until those that still wait have come as far, or too many others that left are further ahead.
 //!
 //! Owners stand in heaps that are put in order when they are read: an owner's virtual time only grows, so an entry that
 //! is out of date comes up too early, is seen, and is put where it belongs. Serving an owner that is put back at once
@@ -83,6 +84,10 @@ pub struct FairQueue<T> {
 
 const ROOT: NodeId = NodeId(0);
 
+/// Resting children that a node remembers. Were there no bound, guests of one session that come and go, each of which asks for
+/// something once, would all be remembered while the session lasts.
+const N_RESTING_MAX: usize = 128;
+
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
         Self {
@@ -127,11 +132,8 @@ impl<T> FairQueue<T> {
             if node.n_tenants > 0 {
                 return;
             }
-            // What it was charged stays with it until the others have come as far.
-            let (parent, vtime) = (node.parent, node.vtime);
-            if !std::mem::replace(&mut node.is_resting, true) {
-                self.node_mut(parent).rest(vtime, id);
-            }
+            let parent = node.parent;
+            self.may_rest(id);
             id = parent;
         }
     }
@@ -291,6 +293,7 @@ impl<T> FairQueue<T> {
             }
             self.node_mut(parent).lane_mut(lane).busy_shares -=
                 if is_busy { 0 } else { u64::from(share.get()) };
+            self.may_rest(id);
             id = parent;
         }
     }
@@ -338,7 +341,7 @@ impl<T> FairQueue<T> {
     }
 
     /// The virtual times of a user, a session and a guest by their names. A forgotten owner was at or behind the current
-    /// virtual time.
+    /// virtual time, or is one of many that left.
     pub(crate) fn vtimes(&self, names: [u64; 3]) -> [u64; 3] {
         let mut id = Some(ROOT);
         names.map(|name| {
@@ -350,6 +353,26 @@ impl<T> FairQueue<T> {
     /// Forgets what waits in a lane.
     pub(crate) fn clear(&mut self, lane: Lane) {
         self.nodes.iter_mut().for_each(|node| node.clear(lane));
+        // Those that left nothing else behind, guests before their sessions, and those before their users. Places that are free are
+        // still called resting.
+        for depth in (1..=3).rev() {
+            for idx in 1..self.nodes.len() {
+                let id = NodeId(idx as u32);
+                if self.depth(id) == depth {
+                    self.may_rest(id);
+                }
+            }
+        }
+    }
+
+    /// How many nodes are above this one.
+    fn depth(&self, mut id: NodeId) -> usize {
+        let mut n_above = 0;
+        while id != ROOT {
+            id = self.node(id).parent;
+            n_above += 1;
+        }
+        n_above
     }
 
     /// Charges an owner for work.
@@ -437,15 +460,29 @@ impl<T> FairQueue<T> {
         now
     }
 
-    /// Forgets children without tenants that are at or behind `now`.
+    /// Has a node rest that has neither tenants nor items. What it was charged stays with it.
+    fn may_rest(&mut self, id: NodeId) {
+        let node = self.node_mut(id);
+        if node.is_in_use() || node.is_resting {
+            return;
+        }
+        node.is_resting = true;
+        let (parent, vtime) = (node.parent, node.vtime);
+        self.node_mut(parent).rest(vtime, id);
+        if self.node(parent).n_resting() > N_RESTING_MAX {
+            self.forget_nearest(parent);
+        }
+    }
+
+    /// Forgets resting children that are at or behind `now`.
     fn forget_rested(&mut self, id: NodeId, now: u64) {
         while let Some(child_id) = self.node_mut(id).pop_rested(now) {
             let child = self.node_mut(child_id);
-            if child.n_tenants > 0 {
+            if child.is_in_use() {
                 child.is_resting = false;
-            } else if child.vtime > now || child.n_items > 0 {
-                // It was back in between, and came to rest once more; or items that it left behind are not served yet.
-                let vtime = child.vtime.max(now + 1);
+            } else if child.vtime > now {
+                // It was back in between, and came to rest once more.
+                let vtime = child.vtime;
                 self.node_mut(id).rest(vtime, child_id);
             } else {
                 self.remove(child_id);
@@ -453,7 +490,22 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Removes a node that no longer rests, and its children, which have no tenants either.
+    /// Forgets the resting children that are least ahead, so many that half of the most are left.
+    fn forget_nearest(&mut self, id: NodeId) {
+        let mut resting = self.node_mut(id).take_resting();
+        resting.retain_mut(|(vtime, child_id)| {
+            let child = self.node_mut(*child_id);
+            (*vtime, child.is_resting) = (child.vtime, !child.is_in_use());
+            child.is_resting
+        });
+        resting.sort_unstable();
+        let n_forgotten = resting.len().saturating_sub(N_RESTING_MAX / 2);
+        resting.drain(..n_forgotten).for_each(|(_, child_id)| self.remove(child_id));
+        let node = self.node_mut(id);
+        resting.into_iter().for_each(|(vtime, child_id)| node.rest(vtime, child_id));
+    }
+
+    /// Removes a node that no longer stands among those that rest, and its children, which all rest.
     fn remove(&mut self, id: NodeId) {
         while let Some(child) = self.node_mut(id).pop_rested(u64::MAX) {
             self.remove(child);

@@ -172,21 +172,21 @@ impl GuestHost {
             let load = move || {
                 // A file that is being read cannot be let go: it keeps its permit until it is.
                 let _permit = permit;
-                host.load(&hash)
+                host.load(actor, &hash)
             };
             blocking(load).await
         });
         loading.unwrap_or_else(|_| unreachable!("loads wait without a limit of their own")).await
     }
 
-    fn load(&self, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
+    fn load(&self, actor: ActorId, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
         // It may have come into memory while this waited for its permit.
         if let Some(program) = self.programs().get(hash) {
             return Some((program, ProgramSource::Memory));
         }
         let code = self.cache.load(hash)?;
         let program = self.ready(*hash, &code).ok()?;
-        self.programs().insert(program.clone());
+        self.programs().insert(program.clone(), actor);
         Some((program, ProgramSource::Disk))
     }
 
@@ -248,7 +248,7 @@ impl GuestHost {
                 // The program is there; only the next start of the daemon pays for this.
                 tracing::warn!(%error, "cannot keep a compiled component");
             }
-            self.programs().insert(program.clone());
+            self.programs().insert(program.clone(), actor);
             Ok((program, ProgramSource::Compiler))
         };
         blocking(load).await

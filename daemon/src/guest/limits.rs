@@ -42,10 +42,11 @@ pub struct GuestLimits {
     /// Components that wait to be compiled; those of one user take half of these places at most, and beside others no more than
     /// are left. A user with none there finds a place, also where all are taken.
     pub n_compiles_queued: usize,
-    /// Compiled components kept ready in memory.
+    /// Compiled components kept ready in memory. Of the user who has most, the least recently used goes first.
     pub n_programs: usize,
     /// Bytes of memory of all components kept ready: of each twice the length of its compiled code, and where guests have processes
-    /// of their own three times in the daemon, which keeps what it sends them. The least recently used go first.
+    /// of their own three times in the daemon, which keeps what it sends them. Of the user whose components take
+    /// most, the least recently used goes first.
     pub program_bytes: usize,
     /// Bytes of compiled components kept on disk; the least recently used go first.
     pub cache_bytes: u64,

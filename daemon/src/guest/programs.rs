@@ -1,10 +1,19 @@
 //! Compiled components that are ready to start.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use trellis_engine::account::ActorId;
 
 use super::component::Program;
 
-/// The most recently used programs, bounded by their number and the memory that they take.
+/// How long a program that nobody starts is kept beside those of users who have more.
+const UNUSED_TIME: Duration = Duration::from_secs(600);
+
+/// The most recently used programs, bounded by their number and the memory that they take. Room is made among those that were not
+/// used for long, and then among those of the user who has most: what a user has brought is not pushed out by another one that
+/// brings more.
 #[derive(Debug)]
 pub(crate) struct Programs {
     n_max: usize,
@@ -17,7 +26,18 @@ pub(crate) struct Programs {
 #[derive(Debug)]
 struct Entry {
     program: Program,
+    /// Who brought it.
+    user: ActorId,
     last_use: u64,
+    used: Instant,
+}
+
+/// What a user's programs come to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    n_programs: usize,
+    n_bytes: usize,
+    oldest_use: u64,
 }
 
 impl Programs {
@@ -33,23 +53,54 @@ impl Programs {
     pub(crate) fn get(&mut self, hash: &blake3::Hash) -> Option<Program> {
         let entry = self.entries.get_mut(hash)?;
         self.n_uses += 1;
-        entry.last_use = self.n_uses;
+        (entry.last_use, entry.used) = (self.n_uses, Instant::now());
         Some(entry.program.clone())
     }
 
-    /// Adds a program; those that were not used for longest make room. Guests that run keep theirs, and a
-    /// program larger than all the room is not kept at all.
-    pub(crate) fn insert(&mut self, program: Program) {
+    /// Adds a program that a user has brought. Guests that run keep theirs, and a program larger than all the room is not kept at all.
+    pub(crate) fn insert(&mut self, program: Program, user: ActorId) {
+        if program.memory_bytes() > self.n_bytes_max {
+            return;
+        }
         self.n_uses += 1;
-        let entry = Entry { last_use: self.n_uses, program };
+        let entry = Entry { program, user, last_use: self.n_uses, used: Instant::now() };
         self.n_bytes += entry.program.memory_bytes();
         let replaced = self.entries.insert(entry.program.hash(), entry);
         self.n_bytes -= replaced.map_or(0, |entry| entry.program.memory_bytes());
         while self.entries.len() > self.n_max || self.n_bytes > self.n_bytes_max {
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use).map(|(hash, _)| *hash);
-            let removed =
-                oldest.and_then(|hash| self.entries.remove(&hash)).expect("the bounds are above none");
+            let next = self.next_to_go().expect("the bounds are above none");
+            let removed = self.entries.remove(&next).expect("it is there");
             self.n_bytes -= removed.program.memory_bytes();
         }
+    }
+
+    fn next_to_go(&self) -> Option<blake3::Hash> {
+        let oldest_of = |user: Option<ActorId>| {
+            let theirs =
+                self.entries.iter().filter(move |(_, entry)| user.is_none_or(|user| entry.user == user));
+            theirs.min_by_key(|(_, entry)| entry.last_use)
+        };
+        let (hash, oldest) = oldest_of(None)?;
+        if oldest.used.elapsed() > UNUSED_TIME {
+            return Some(*hash);
+        }
+        oldest_of(Some(self.user_with_most()?)).map(|(hash, _)| *hash)
+    }
+
+    /// The user with the most of what there is too much of; of several with as much, whose oldest was not used for longest.
+    fn user_with_most(&self) -> Option<ActorId> {
+        let mut shares: HashMap<ActorId, Share> = HashMap::new();
+        for entry in self.entries.values() {
+            let share =
+                shares.entry(entry.user).or_insert(Share { oldest_use: u64::MAX, ..Share::default() });
+            share.n_programs += 1;
+            share.n_bytes += entry.program.memory_bytes();
+            share.oldest_use = share.oldest_use.min(entry.last_use);
+        }
+        let is_short_of_bytes = self.n_bytes > self.n_bytes_max;
+        let most = |(_, share): &(ActorId, Share)| {
+            (if is_short_of_bytes { share.n_bytes } else { share.n_programs }, Reverse(share.oldest_use))
+        };
+        shares.into_iter().max_by_key(most).map(|(user, _)| user)
     }
 }

@@ -32,9 +32,6 @@ const MEMORY_GUARD_BYTES: u64 = 32 << 20;
 /// Frames of a backtrace, of a trap or of a sample of a profile, from the innermost out.
 const N_BACKTRACE_FRAMES: usize = 32;
 
-/// Bytes of a used memory that are cleared by writing rather than by giving the pages back.
-const KEEP_RESIDENT_BYTES: usize = 128 << 10;
-
 /// Memory slots that stay mapped for components that may come again.
 const N_WARM_SLOTS: u32 = 64;
 
@@ -101,10 +98,10 @@ fn running_engine(limits: &GuestLimits) -> Result<Engine, GuestError> {
         .table_elements(limits.n_table_elements)
         .total_stacks(limits.n_guests)
         .max_unused_warm_slots(N_WARM_SLOTS)
-        .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)
-        // That of most guests: as many as there once were keep that much each.
+        // What is kept of memories, tables and stacks that ended is kept of as many as there ever were at once: nothing but a page
+        // of a table, which is less than most guests have.
+        .linear_memory_keep_resident(0)
         .table_keep_resident(PAGE_BYTES)
-        // All of it is written, whatever a guest used of its stack: as many guests as there once were would keep that much each.
         .async_stack_keep_resident(0);
     let mut config = code_config()?;
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));

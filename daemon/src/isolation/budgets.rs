@@ -9,13 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::{Account, Budget, GuestId, Lender, Lending, Resource, SessionId, USER};
 
-/// What guests borrow at once.
-const HOST_BYTES_AT_ONCE: u64 = 2 << 20;
-const N_CONTEXTS_AT_ONCE: u64 = 16;
+/// What guests borrow at once at most.
+const AT_ONCE: [(Resource, u64); 2] = [(Resource::HostBytes, 2 << 20), (Resource::Contexts, 16)];
 
-/// What is lent with the start of a guest in a process that has borrowed nothing: it would ask for that first.
-pub(crate) const AHEAD: [(Resource, u64); 2] =
-    [(Resource::HostBytes, HOST_BYTES_AT_ONCE), (Resource::Contexts, N_CONTEXTS_AT_ONCE)];
+/// Of a budget so large a part at most: what is lent and not used is missing elsewhere.
+const PART_AT_ONCE: u64 = 64;
+
+/// What guests of a user borrow at once, and what is lent with the start of one in a process that has borrowed nothing: it would
+/// ask for that first.
+pub(crate) fn at_once(limit: impl Fn(Resource) -> u64) -> [(Resource, u64); 2] {
+    AT_ONCE.map(|(resource, most)| (resource, most.min(limit(resource) / PART_AT_ONCE).max(1)))
+}
 
 /// How much the accounts of a user and of its sessions may come to.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -54,10 +58,9 @@ pub(crate) trait Bank: std::fmt::Debug + Send + Sync {
 
 impl FarAccounts {
     pub(crate) fn new(budgets: UserBudgets, bank: Arc<dyn Bank>) -> Self {
-        let lendings = [
-            Lending { resource: Resource::HostBytes, chunk: Some(HOST_BYTES_AT_ONCE) },
-            Lending { resource: Resource::Contexts, chunk: Some(N_CONTEXTS_AT_ONCE) },
-        ];
+        let Budget { n_contexts, host_bytes, .. } = budgets.user;
+        let limit = |resource| if resource == Resource::Contexts { n_contexts } else { host_bytes };
+        let lendings = at_once(limit).map(|(resource, n)| Lending { resource, chunk: Some(n) });
         let user = Account::lent(USER, budgets.user, None, bank.lender(None), &lendings);
         Self { user, session: budgets.session, sessions: Mutex::default() }
     }
@@ -77,3 +80,20 @@ impl FarAccounts {
 
 /// What a guest's account borrows by itself: the tokens that it is charged for on its own side.
 pub(crate) const OF_A_GUEST: [Lending; 1] = [Lending { resource: Resource::Tokens, chunk: None }];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_small_budgets_little_is_borrowed_at_once() {
+        let at_once = |n_contexts, host_bytes| {
+            at_once(|resource| if resource == Resource::Contexts { n_contexts } else { host_bytes })
+                .map(|(_, n)| n)
+        };
+        assert_eq!(at_once(8192, 1 << 30), [2 << 20, 16]);
+        assert_eq!(at_once(u64::MAX, u64::MAX), [2 << 20, 16]);
+        assert_eq!(at_once(128, 64 << 20), [1 << 20, 2]);
+        assert_eq!(at_once(5, 0), [1, 1], "what is asked for is borrowed all the same");
+    }
+}

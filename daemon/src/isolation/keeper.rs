@@ -14,7 +14,7 @@ use trellis_engine::remote::{ModelFacts, NearEngine, Numbers, Registry};
 use trellis_engine::{EngineFailure, ModelHandle};
 
 use super::announced::{Announced, News};
-use super::budgets::{AHEAD, UserBudgets};
+use super::budgets::{UserBudgets, at_once};
 use super::channel::{Closer, Receiver, Sender};
 use super::far_guest::FarGuest;
 use super::message::{
@@ -78,7 +78,7 @@ impl Borrowed {
     /// Lends what a guest asks for first, as far as nothing of it is lent and the user has it.
     fn ahead(&mut self, user: &Account) -> Vec<(Resource, u64)> {
         let mut lent = Vec::new();
-        for (resource, n) in AHEAD {
+        for (resource, n) in at_once(|resource| user.limit(resource)) {
             if let Some(borrowed) = self.of(resource)
                 && *borrowed == 0
                 && user.charge(resource, n).is_ok()

@@ -35,7 +35,8 @@ pub(super) struct Node<T> {
     pub(super) last: u64,
     /// As many as it has had items in; there are two for each model.
     lanes: SmallVec<[Waiting<T>; 2]>,
-    /// Children without tenants whose virtual time may still be ahead of those that wait.
+    /// Children with neither tenants nor items whose virtual time may still be ahead of those that wait, and some that have
+    /// any again.
     resting: Heap,
 }
 
@@ -114,6 +115,11 @@ impl<T> Node<T> {
         (0..self.lanes.len()).map(Lane)
     }
 
+    /// Whether it has tenants or items.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.n_tenants > 0 || self.n_items > 0
+    }
+
     pub(super) fn is_listed(&self) -> bool {
         self.lanes.iter().any(|lane| lane.is_listed)
     }
@@ -160,6 +166,16 @@ impl<T> Node<T> {
 
     pub(super) fn rest(&mut self, vtime: u64, child: NodeId) {
         self.resting.push(Reverse((vtime, child)));
+    }
+
+    /// Entries of children that rest, or did when they were listed.
+    pub(super) fn n_resting(&self) -> usize {
+        self.resting.len()
+    }
+
+    /// Takes all of these out.
+    pub(super) fn take_resting(&mut self) -> Vec<(u64, NodeId)> {
+        std::mem::take(&mut self.resting).into_iter().map(|Reverse(entry)| entry).collect()
     }
 
     /// A resting child that was at or behind this virtual time when it came to rest.

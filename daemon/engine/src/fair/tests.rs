@@ -214,6 +214,60 @@ fn who_left_is_forgotten_once_the_others_have_come_as_far() {
     assert!(queue.nodes.len() < 30, "{} owners are remembered", queue.nodes.len());
 }
 
+#[test]
+fn of_guests_that_come_once_and_go_a_bounded_number_is_remembered() {
+    let mut queue = FairQueue::default();
+    let stays = queue.seat(&owner(1, 0, 0));
+    let serve = |queue: &mut FairQueue<u64>, n: u64, cost| {
+        let passes = queue.seat(&owner(1, 0, n));
+        queue.push(&passes, DECODE, n, 1);
+        assert_eq!(queue.pop(DECODE), Some(n));
+        queue.charge(&passes, cost);
+        queue.vacate(passes);
+    };
+    serve(&mut queue, 1, 1000);
+    (2..100_000).for_each(|n| serve(&mut queue, n, 10));
+    assert!(queue.nodes.len() < N_RESTING_MAX + 10, "{} owners are remembered", queue.nodes.len());
+    assert_eq!(queue.vtimes([1, 0, 1])[2], 1000, "who is furthest ahead is remembered");
+    queue.vacate(stays);
+}
+
+#[test]
+fn who_leaves_something_behind_rests_once_that_is_served_or_forgotten() {
+    const N_BEHIND: u64 = 1000;
+    let mut queue = FairQueue::default();
+    let stays = queue.seat(&owner(1, 0, 0));
+    let ahead = queue.seat(&owner(1, 0, 1));
+    queue.charge(&ahead, 1000);
+    queue.vacate(ahead);
+    for n in 2..N_BEHIND {
+        for lane in [DECODE, PROMPT] {
+            let leaves = queue.seat(&owner(1, 0, n));
+            queue.push(&leaves, lane, n, 1);
+            queue.vacate(leaves);
+        }
+    }
+    let session = queue.node(stays.0).parent;
+    assert_eq!(queue.node(session).n_resting(), 1, "those that wait for something do not rest");
+    assert_eq!(queue.vtimes([1, 0, 1])[2], 1000);
+    let served: Vec<u64> = std::iter::from_fn(|| queue.pop(DECODE)).collect();
+    assert_eq!(served.len() as u64, N_BEHIND - 2, "what was left behind is served");
+    assert_eq!(queue.node(session).n_resting(), 1, "there is more of each in the other lane");
+    queue.clear(PROMPT);
+    assert!(queue.len(PROMPT) == 0 && queue.pop(PROMPT).is_none());
+    assert!(queue.node(session).n_resting() <= N_RESTING_MAX);
+    queue.vacate(stays);
+    let n_free = queue.free.len();
+    assert!(queue.nodes.len() - n_free < N_RESTING_MAX + 10, "{n_free} of {}", queue.nodes.len());
+    // Places that are free are free once, and nobody stands below one that is gone.
+    let mut free: Vec<NodeId> = queue.free.clone();
+    free.sort_unstable();
+    free.dedup();
+    assert_eq!(free.len(), n_free);
+    assert_eq!(queue.by_name.len(), queue.nodes.len() - 1 - n_free);
+    assert!(queue.by_name.keys().all(|(parent, _)| !free.contains(parent)));
+}
+
 /// Against the definition: at each level the child with items that is furthest behind, found by looking at all.
 #[test]
 fn heaps_that_are_put_in_order_late_give_the_right_order() {

@@ -85,6 +85,11 @@ impl House {
 
     /// A program, compiled in this process: the test binary cannot become the compiling process.
     fn program(&self, wasm: &[u8]) -> Result<Program, GuestError> {
+        self.program_of(ActorId(1000), wasm)
+    }
+
+    /// One that this user brings.
+    fn program_of(&self, actor: ActorId, wasm: &[u8]) -> Result<Program, GuestError> {
         check_kind(wasm, &self.host.limits)?;
         let engine = compiling_engine()?;
         let code = engine.precompile_component(wasm);
@@ -92,7 +97,7 @@ impl House {
         let hash = blake3::hash(wasm);
         Program::load(self.host.pool.runtime(), &self.host.limits, hash, &code)?;
         self.host.cache.store(&hash, &code)?;
-        Ok(self.host.load(&hash).expect("it was stored and loads").0)
+        Ok(self.host.load(actor, &hash).expect("it was stored and loads").0)
     }
 
     fn start_with(
@@ -390,21 +395,46 @@ async fn a_panic_in_the_host_ends_one_guest() {
 }
 
 #[tokio::test]
+async fn nobody_pushes_out_programs_of_who_has_fewer() {
+    let house = House::new(GuestLimits { n_programs: 4, ..small() });
+    let [many, few] = [ActorId(1), ActorId(2)];
+    let wasm = |n: u32| {
+        plain(&format!(r#"(func (export "run") (result i32) (drop (i32.const {n})) (i32.const 16))"#))
+    };
+    let kept = |of: &[u32]| -> Vec<u32> {
+        let mut programs = house.host.programs();
+        of.iter().copied().filter(|&n| programs.get(&blake3::hash(&wasm(n))).is_some()).collect()
+    };
+    for n in 0..2 {
+        house.program_of(few, &wasm(n)).expect("a program");
+    }
+    for n in 2..10 {
+        house.program_of(many, &wasm(n)).expect("a program");
+    }
+    // In the order in which they are used here.
+    assert_eq!(kept(&[8, 9, 0, 1, 2, 3, 4, 5, 6, 7]), [8, 9, 0, 1]);
+    // Two have as many: whose oldest was not used for longest makes room for whoever comes.
+    house.program_of(ActorId(3), &wasm(10)).expect("a program");
+    assert_eq!(kept(&[10, 9, 1, 0, 8]), [10, 9, 1, 0]);
+}
+
+#[tokio::test]
 async fn programs_are_kept_while_their_code_fits() {
+    const USER: ActorId = ActorId(1000);
     let house = House::new(small());
     let named = |name: &str| plain(&format!(r#"{RETURN} (func (export "{name}"))"#));
     let [a, b, c] = ["a", "b", "c"].map(|name| house.program(&named(name)).expect("a program"));
     let mut programs = Programs::new(10, a.memory_bytes() + b.memory_bytes().max(c.memory_bytes()));
-    programs.insert(a.clone());
-    programs.insert(b.clone());
-    programs.insert(b.clone());
+    programs.insert(a.clone(), USER);
+    programs.insert(b.clone(), USER);
+    programs.insert(b.clone(), USER);
     assert!(programs.get(&b.hash()).is_some() && programs.get(&a.hash()).is_some());
-    programs.insert(c.clone());
+    programs.insert(c.clone(), USER);
     let kept = [&a, &b, &c].map(|program| programs.get(&program.hash()).is_some());
     assert_eq!(kept, [true, false, true], "the least recently used made room");
 
     let mut none = Programs::new(10, a.memory_bytes() - 1);
-    none.insert(a.clone());
+    none.insert(a.clone(), USER);
     assert!(none.get(&a.hash()).is_none());
 }
 
