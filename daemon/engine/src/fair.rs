@@ -358,7 +358,7 @@ impl<T> FairQueue<T> {
         for depth in (1..=3).rev() {
             for idx in 1..self.nodes.len() {
                 let id = NodeId(idx as u32);
-                if self.depth(id) == depth {
+                if !self.node(id).is_resting && self.depth(id) == depth {
                     self.may_rest(id);
                 }
             }
@@ -507,15 +507,21 @@ impl<T> FairQueue<T> {
 
     /// Removes a node that no longer stands among those that rest, and its children, which all rest.
     fn remove(&mut self, id: NodeId) {
-        while let Some(child) = self.node_mut(id).pop_rested(u64::MAX) {
-            self.remove(child);
-        }
         let node = self.node(id);
-        let (parent, name, is_listed) = (node.parent, node.name, node.is_listed());
-        if is_listed {
+        if node.is_listed() {
+            let parent = node.parent;
             self.node_mut(parent).unlist(id);
         }
-        self.by_name.remove(&(parent, name));
+        self.free_with_children(id);
+    }
+
+    fn free_with_children(&mut self, id: NodeId) {
+        for (_, child) in self.node_mut(id).take_resting() {
+            self.free_with_children(child);
+        }
+        let node = self.node(id);
+        let name = (node.parent, node.name);
+        self.by_name.remove(&name);
         self.free.push(id);
     }
 }

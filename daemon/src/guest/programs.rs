@@ -13,7 +13,7 @@ const UNUSED_TIME: Duration = Duration::from_secs(600);
 
 /// The most recently used programs, bounded by their number and the memory that they take. Room is made among those that were not
 /// used for long, and then among those of the user who has most: what a user has brought is not pushed out by another one that
-/// brings more.
+/// brings more, be it a single program.
 #[derive(Debug)]
 pub(crate) struct Programs {
     n_max: usize,

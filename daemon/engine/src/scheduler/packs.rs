@@ -19,7 +19,12 @@ impl Scheduler {
         }
         for blocks in blocks {
             let is_at_hand = self.pages.n_free() + self.pages.n_idle() > self.line.n_promised;
-            if !is_at_hand || self.pages.n_free() == 0 && !self.pages.reclaim_one() {
+            if !is_at_hand {
+                return;
+            }
+            // The page of a cached block that a row of this plan still finds comes free after the plan.
+            while self.pages.n_free() == 0 && self.pages.reclaim_one() {}
+            if self.pages.n_free() == 0 {
                 return;
             }
             let account = &context.owner.account;
