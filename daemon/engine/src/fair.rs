@@ -522,6 +522,8 @@ impl<T> FairQueue<T> {
         let node = self.node(id);
         let name = (node.parent, node.name);
         self.by_name.remove(&name);
+        // Its place is kept for another, and not the memory of what once waited there.
+        self.node_mut(id).let_go();
         self.free.push(id);
     }
 }

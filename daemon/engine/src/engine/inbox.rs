@@ -76,9 +76,11 @@ pub(super) struct Inbox {
     watched: FxHashMap<ModelId, watch::Sender<Option<EngineFailure>>>,
 }
 
-/// Queues whose memory is laid out at the start, and the commands each has room for.
+/// Queues whose memory is laid out at the start, the commands each has room for, and those that it keeps room for: what a guest
+/// had waiting once is no reason to keep a megabyte for ever.
 const N_QUEUES: usize = 64;
 const N_HELD: usize = 16;
+const N_HELD_KEPT: usize = 64;
 
 /// Commands that have to wait for another turn, by guest.
 struct Deferred {
@@ -124,6 +126,15 @@ impl Deferred {
         }
     }
 
+    fn put_away(&mut self, mut emptied: VecDeque<Posted>) {
+        if self.spare.len() < N_QUEUES {
+            if emptied.capacity() > N_HELD_KEPT {
+                emptied.shrink_to(N_HELD);
+            }
+            self.spare.push(emptied);
+        }
+    }
+
     fn is_empty(&self) -> bool {
         self.order.is_empty() && self.served.is_empty()
     }
@@ -140,8 +151,8 @@ impl Deferred {
             let queue = self.queues.get_mut(&caller).expect("a guest in the order has a queue");
             let posted = if spent.may_go_on(caller, users) { queue.pop_front() } else { None };
             if queue.is_empty() {
-                let emptied = self.queues.remove(&caller).filter(|_| self.spare.len() < N_QUEUES);
-                self.spare.extend(emptied);
+                let emptied = self.queues.remove(&caller).expect("it was just there");
+                self.put_away(emptied);
                 self.n_due -= 1;
             } else if posted.is_some() {
                 self.order.push_front(caller);

@@ -132,6 +132,11 @@ impl<T> Node<T> {
         }
     }
 
+    /// Lets go of all memory; it has neither items nor children.
+    pub(super) fn let_go(&mut self) {
+        (self.lanes, self.resting) = (SmallVec::new(), Heap::new());
+    }
+
     pub(super) fn list(&mut self, lane: Lane, vtime: u64, child: NodeId) {
         self.lane_mut(lane).listed.push(Reverse((vtime, child)));
     }

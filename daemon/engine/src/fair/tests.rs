@@ -212,6 +212,8 @@ fn who_left_is_forgotten_once_the_others_have_come_as_far() {
         queue.charge(&stays, 10);
     }
     assert!(queue.nodes.len() < 30, "{} owners are remembered", queue.nodes.len());
+    let has_memory = |&id: &NodeId| queue.node(id).lanes().next().is_some();
+    assert!(!queue.free.is_empty() && !queue.free.iter().any(has_memory), "of what waited nothing is kept");
 }
 
 #[test]

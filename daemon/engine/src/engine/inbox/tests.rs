@@ -54,6 +54,21 @@ fn commands_of_a_guest_that_take_long_wait_for_the_next_turn_and_nobody_else_doe
     assert!(inbox.is_empty() && inbox.deferred.queues.is_empty());
 }
 
+#[test]
+fn what_guests_once_had_waiting_takes_no_memory_afterwards() {
+    let (sender, messages) = mpsc::unbounded_channel();
+    let mut inbox = Inbox::new(messages, Arc::default());
+    for from in 1..=N_QUEUES as u64 + 10 {
+        for number in 0..1_000 {
+            assert!(sender.send(command(from, number)).is_ok());
+        }
+    }
+    while !turn(&mut inbox, PRICE_NS).is_empty() {}
+    let spare = &inbox.deferred.spare;
+    assert!(inbox.deferred.queues.is_empty() && spare.len() == N_QUEUES);
+    assert!(spare.iter().all(|queue| queue.capacity() <= N_HELD_KEPT));
+}
+
 /// An inbox with commands of 40 guests, three of each; every second is of the second of two users, or all are of one.
 fn crowd(n_users: u32) -> (mpsc::UnboundedSender<Posted>, Inbox) {
     let (sender, messages) = mpsc::unbounded_channel();
