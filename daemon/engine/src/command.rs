@@ -115,6 +115,19 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// Tokens that it names one by one.
+    pub(crate) fn n_tokens(&self) -> usize {
+        match self {
+            Self::Scores(tokens) | Self::Continuation(tokens) | Self::Tops { continuation: tokens, .. } => {
+                tokens.len()
+            }
+            Self::Verify { guess, .. } => guess.tokens().len(),
+            _ => 0,
+        }
+    }
+}
+
 /// How the hidden states of tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pooling {
@@ -354,6 +367,33 @@ pub(crate) struct SearchBeams {
 }
 
 impl Operation {
+    /// Tokens that are on their way with it.
+    pub(crate) fn n_tokens(&self) -> usize {
+        match self {
+            Self::Ask { edit, ask, .. } => edit.appended.len() + ask.n_tokens(),
+            Self::Edit { edit, .. }
+            | Self::Evict { edit, .. }
+            | Self::Steer { edit, .. }
+            | Self::Fork { edit, .. }
+            | Self::Run { edit, .. }
+            | Self::Save { edit, .. } => edit.appended.len(),
+            Self::DrawTogether { members, .. } | Self::Mix { members, .. } => {
+                members.iter().map(|(_, edit)| edit.appended.len()).sum()
+            }
+            Self::SearchBeams(asked) => asked.edit.appended.len(),
+            Self::Create { .. }
+            | Self::Open { .. }
+            | Self::Cancel { .. }
+            | Self::Pulled { .. }
+            | Self::Mask { .. }
+            | Self::EndRun { .. }
+            | Self::Release { .. }
+            | Self::Forget { .. }
+            | Self::Stats { .. }
+            | Self::LetGo { .. } => 0,
+        }
+    }
+
     /// The model that it is about.
     pub(crate) fn model(&self) -> ModelId {
         match self {

@@ -288,7 +288,8 @@ impl Context {
             let room = self.room_to_stop_run().await?;
             return self.stop_run(room);
         }
-        let room = self.model.room(&self.caller).await?;
+        let n_untold = n_tokens.saturating_sub(self.n_synced);
+        let room = self.model.room(&self.caller, n_untold).await?;
         self.tokens.truncate(n_tokens);
         self.evictions.truncate(n_tokens);
         self.n_truncations += 1;
@@ -309,7 +310,7 @@ impl Context {
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
-        let room = self.model.room(&self.caller).await?;
+        let room = self.model.room(&self.caller, self.n_untold()).await?;
         let mut child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
         child.footprint.set_with(child.tokens.len(), self.n_bytes_beside())?;
         child.evictions = self.evictions.clone();
@@ -327,7 +328,7 @@ impl Context {
     /// # Errors
     /// The user's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
-        let room = self.model.room(&self.caller).await?;
+        let room = self.model.room(&self.caller, self.n_untold()).await?;
         let place = self.caller.ticket();
         let (id, edit, name, tag) = (self.id, self.take_edit(), name.to_owned(), place.tag());
         let tokens = Arc::new(self.tokens.fork());
@@ -379,7 +380,7 @@ impl Context {
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Logits | Ask::Keep | Ask::Embedding => {}
         }
         let ask = self.constrained(ask).await?;
-        let room = self.model.room(&self.caller).await?;
+        let room = self.model.room(&self.caller, self.n_untold() + ask.n_tokens()).await?;
         let place = self.caller.ticket();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
         self.model.post_into(room, Operation::Ask { id, edit, ask, tag })?;
@@ -483,7 +484,7 @@ impl Context {
     }
 
     async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
-        self.post_run(key, settings, Foresight::Expected, |context, settings, tag| Operation::Run {
+        self.post_run(key, settings, Foresight::Expected, 0, |context, settings, tag| Operation::Run {
             id: context.id,
             edit: context.take_edit(),
             settings,
@@ -500,6 +501,7 @@ impl Context {
         key: RunKey,
         mut settings: RunSettings,
         foresight: Foresight,
+        n_untold_of_others: usize,
         operation: impl FnOnce(&mut Self, RunSettings, Tag) -> Operation,
     ) -> Result<Tag, EngineError> {
         if self.tokens.is_empty() {
@@ -512,7 +514,8 @@ impl Context {
         if masks.is_some() {
             settings.masks = MaskSource::Caller;
         }
-        let room = self.model.room(&self.caller).await?;
+        let n_untold = self.n_untold() + n_untold_of_others;
+        let room = self.model.room(&self.caller, n_untold).await?;
         let queue = RunQueue::new(self.caller.ticket());
         let (leaves, tag) = (Leaves::of(&settings.sampler), queue.tag());
         let operation = operation(self, settings, tag);
@@ -526,7 +529,7 @@ impl Context {
     async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
         match (&self.run, &self.mixed) {
             (None, None) => Ok(None),
-            _ => Ok(Some(self.model.room(&self.caller).await?)),
+            _ => Ok(Some(self.model.room(&self.caller, self.n_untold()).await?)),
         }
     }
 
@@ -535,6 +538,11 @@ impl Context {
         let Some(room) = room else { return Ok(()) };
         let edit = self.take_edit();
         self.model.post_into(room, Operation::Edit { id: self.id, edit })
+    }
+
+    /// Tokens of which the engine has to be told.
+    fn n_untold(&self) -> usize {
+        self.tokens.len().saturating_sub(self.n_synced)
     }
 
     /// What the engine has to be told. The command that carries it must be on its way before anything is awaited:

@@ -288,6 +288,9 @@ impl<T> FairQueue<T> {
             waiting.n_items -= 1;
             waiting.n_rows -= n_rows;
             let is_busy = waiting.n_items > 0;
+            if !is_busy {
+                waiting.let_go_of_room();
+            }
             if id == ROOT {
                 return;
             }

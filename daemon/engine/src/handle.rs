@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use crate::account::{N_OPERATIONS_MAX, Owner};
+use crate::account::{N_OPERATIONS_MAX, Owner, n_permits};
 use crate::backend::Backend;
 use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Done, Tag};
@@ -265,7 +265,7 @@ impl Link {
     /// Asks something of the handle itself, not of a guest.
     pub(crate) async fn ask(&self, operation: impl FnOnce(Tag) -> Operation) -> Result<Done, EngineError> {
         let place = self.desk.ticket();
-        let room = self.take_room(DESK, &self.room, None).await?;
+        let room = self.take_room(DESK, &self.room, None, 0).await?;
         self.post_into(room, operation(place.tag()))?;
         place.take().await.ok_or_else(|| self.ended())
     }
@@ -305,15 +305,15 @@ impl Link {
         Ok(caller)
     }
 
-    /// Waits until there is room for one more operation of a guest.
-    pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
+    /// Waits until there is room for one more operation of a guest, with so many tokens.
+    pub(crate) async fn room(&self, caller: &Caller, n_tokens: usize) -> Result<Room, EngineError> {
         let account = &caller.owner.account;
-        self.take_room(caller.id, account.operations(), account.operations_of_user()).await
+        self.take_room(caller.id, account.operations(), account.operations_of_user(), n_tokens).await
     }
 
-    /// Room for one more operation of a guest of another process, if there is some.
-    pub(crate) fn try_room(&self, from: CallerId, owner: &Owner) -> Option<Room> {
-        let permit = |room: &Arc<Semaphore>| room.clone().try_acquire_owned().ok();
+    /// Room for one more operation of a guest of another process, with so many tokens, if there is some.
+    pub(crate) fn try_room(&self, from: CallerId, owner: &Owner, n_tokens: usize) -> Option<Room> {
+        let permit = |room: &Arc<Semaphore>| room.clone().try_acquire_many_owned(n_permits(n_tokens)).ok();
         let of_guest = permit(owner.account.operations())?;
         let of_user = match owner.account.operations_of_user() {
             Some(room) => Some(permit(room)?),
@@ -327,19 +327,21 @@ impl Link {
         from: CallerId,
         of_guest: &Arc<Semaphore>,
         of_user: Option<&Arc<Semaphore>>,
+        n_tokens: usize,
     ) -> Result<Room, EngineError> {
-        let of_guest = self.permit(of_guest).await?;
+        let n = n_permits(n_tokens);
+        let of_guest = self.permits(of_guest, n).await?;
         let of_user = match of_user {
-            Some(room) => Some(self.permit(room).await?),
+            Some(room) => Some(self.permits(room, n).await?),
             None => None,
         };
         Ok(Room { from, permits: (of_guest, of_user) })
     }
 
-    async fn permit(&self, room: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, EngineError> {
-        match room.clone().try_acquire_owned() {
-            Ok(permit) => Ok(permit),
-            Err(_) => room.clone().acquire_owned().await.map_err(|_| self.ended()),
+    async fn permits(&self, room: &Arc<Semaphore>, n: u32) -> Result<OwnedSemaphorePermit, EngineError> {
+        match room.clone().try_acquire_many_owned(n) {
+            Ok(permits) => Ok(permits),
+            Err(_) => room.clone().acquire_many_owned(n).await.map_err(|_| self.ended()),
         }
     }
 
@@ -347,6 +349,11 @@ impl Link {
     pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
         let message = Message::Operation(self.port.carry(operation));
         self.send(Posted { from: room.from, message, _permits: Some(room.permits) })
+    }
+
+    /// Sends a message of the handle itself that takes the room of an operation until the engine has read it.
+    pub(crate) fn post_message_into(&self, room: Room, message: Message) -> Result<(), EngineError> {
+        self.send(Posted { from: DESK, message, _permits: Some(room.permits) })
     }
 
     /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one

@@ -174,8 +174,10 @@ impl KeptRows {
 
     /// A guest holds a row no longer. It has given up the draw before that, if it waited for the row still.
     pub(crate) fn let_go(&mut self, name: RowName) {
-        self.rows.remove(&name);
-        self.waiting.retain(|(_, names)| !names.contains(&name));
+        // No draw waits for a row that is not there.
+        if self.rows.remove(&name).is_some() {
+            self.waiting.retain(|(_, names)| !names.contains(&name));
+        }
     }
 
     /// A guest has gone.

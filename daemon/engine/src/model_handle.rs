@@ -394,8 +394,8 @@ impl ModelHandle {
     }
 
     /// As [`Link::room`].
-    pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
-        self.0.engine.room(caller).await
+    pub(crate) async fn room(&self, caller: &Caller, n_tokens: usize) -> Result<Room, EngineError> {
+        self.0.engine.room(caller, n_tokens).await
     }
 
     /// As [`Link::post_into`].
@@ -408,7 +408,7 @@ impl ModelHandle {
 
     /// Sends an operation of a guest once there is room for it.
     pub(crate) async fn post(&self, caller: &Caller, operation: Operation) -> Result<(), EngineError> {
-        let room = self.room(caller).await?;
+        let room = self.room(caller, operation.n_tokens()).await?;
         self.post_into(room, operation)
     }
 

@@ -38,6 +38,10 @@ const END_TIME: Duration = Duration::from_millis(500);
 /// Guests of a process up to which an engine's thread says by itself what was counted for them.
 const N_COUNTED_AT_ONCE: usize = 8;
 
+/// Memory that is kept for what comes and goes next, however much there was once.
+const FRAME_BYTES_KEPT: usize = 1 << 20;
+const N_MESSAGES_KEPT: usize = 64;
+
 /// A process of one user's guests.
 #[derive(Debug)]
 pub(crate) struct Keeper {
@@ -386,6 +390,7 @@ impl Keeper {
                 break reason;
             }
             messages.clear();
+            messages.shrink_to(N_MESSAGES_KEPT);
         };
         // Without the pen: whoever holds up the other side holds up nobody here.
         if let Some(reason) = reason {
@@ -406,6 +411,9 @@ impl Keeper {
             if let Err(error) = decode_of_guests(&frame).and_then(|message| self.take(message, &mut engines))
             {
                 self.fall(error.to_string());
+            }
+            if frame.capacity() > FRAME_BYTES_KEPT {
+                frame = Vec::new();
             }
         };
         // Whoever waits for the process may know more.

@@ -46,7 +46,7 @@ impl Context {
             EngineError::TooManyStretches { n_stretches: error.n_stretches, n_stretches_max: N_STRETCHES_MAX }
         })?;
         let n_bytes = self.states.n_bytes() + evictions.n_bytes_held();
-        let room = self.model.room(&self.caller).await?;
+        let room = self.model.room(&self.caller, self.n_untold()).await?;
         self.footprint.set_with(length - (end - start), n_bytes)?;
         let edit = self.take_edit();
         self.evictions = evictions;

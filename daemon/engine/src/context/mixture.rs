@@ -97,8 +97,9 @@ impl Context {
         }
         let settings = settings();
         self.check_mixture(others, &settings.sampler)?;
+        let n_untold = others.iter().map(|other| other.n_untold()).sum();
         let tag = self
-            .post_run(key, settings, Foresight::None, |first, settings, tag| {
+            .post_run(key, settings, Foresight::None, n_untold, |first, settings, tag| {
                 let others = others.iter_mut().map(|other| (other.id, other.take_edit()));
                 let members = std::iter::once((first.id, first.take_edit())).chain(others).collect();
                 Operation::Mix { members, settings, tag }

@@ -40,7 +40,7 @@ impl Context {
         if steering.is_none() && self.steering.is_none() {
             return Ok(());
         }
-        let room = self.model.room(&self.caller).await?;
+        let room = self.model.room(&self.caller, self.n_untold()).await?;
         self.steering = self.charge_steering(n_bytes as u64)?;
         // What was computed from there on is taken away.
         self.n_truncations += 1;

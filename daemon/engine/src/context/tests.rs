@@ -28,6 +28,10 @@ fn now<T>(future: impl Future<Output = Result<T, EngineError>>) -> T {
 }
 
 fn engine() -> (ModelHandle, Served) {
+    engine_of(100)
+}
+
+fn engine_of(n_positions_max: usize) -> (ModelHandle, Served) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
     let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
     let limits = Limits {
@@ -40,7 +44,7 @@ fn engine() -> (ModelHandle, Served) {
         n_tile_tokens: 1,
         n_block_tokens: 1,
         n_queries_per_key: 1,
-        n_positions_max: 100,
+        n_positions_max,
         vocab_size: 100,
         hidden_size: 1,
         n_layers: 6,
@@ -179,6 +183,20 @@ fn guests_of_a_user_that_come_and_go_leave_no_more_behind_than_a_few_do() {
 }
 
 #[test]
+fn tokens_that_are_on_their_way_take_room_as_operations_do() {
+    const N_TOKENS: usize = 40_960;
+    let (engine, _served) = engine_of(N_TOKENS);
+    let mut context = now(Context::create(&engine, owner(Budget::UNLIMITED)));
+    let mut comes_and_goes = || {
+        now(context.append(&[1; N_TOKENS]));
+        poll(context.truncate(N_TOKENS - 1)).is_ready() && poll(context.truncate(0)).is_ready()
+    };
+    let n = (0..N_OPERATIONS_MAX).take_while(|_| comes_and_goes()).count();
+    // Ten for each edit that brings tokens, and one for each that takes them away.
+    assert_eq!(n, (N_OPERATIONS_MAX - 1) / 11, "the engine reads nothing");
+}
+
+#[test]
 fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
     let (engine, mut served) = engine();
     let owner = owner(Budget::UNLIMITED);
@@ -195,7 +213,7 @@ fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing()
         if given_up >= 4 {
             assert!(poll(context.pull(RunKey(1), settings)).is_pending(), "the run has begun");
         }
-        let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room(&context.caller)) {
+        let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room(&context.caller, 0)) {
             Poll::Ready(room) => room.ok(),
             Poll::Pending => None,
         })

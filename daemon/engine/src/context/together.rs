@@ -54,7 +54,8 @@ impl Context {
             }
             context.check_continuation(&[0])?; // room for the token that is drawn
         }
-        let room = model.room(&caller).await?;
+        let n_untold = contexts.iter().map(|context| context.n_untold()).sum();
+        let room = model.room(&caller, n_untold).await?;
         let place = caller.ticket();
         let members = contexts.iter_mut().map(|context| (context.id, context.take_edit())).collect();
         model.post_into(room, Operation::DrawTogether { members, sampler, tag: place.tag() })?;

@@ -12,6 +12,9 @@ use super::Lane;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct NodeId(pub(super) u32);
 
+/// Items that a guest's place keeps room for while none wait.
+const N_ITEMS_KEPT: usize = 256;
+
 /// Children by virtual time, the furthest behind first. A time may be out of date: it is then too small.
 type Heap = BinaryHeap<Reverse<(u64, NodeId)>>;
 
@@ -69,6 +72,13 @@ impl<T> Waiting<T> {
             is_listed: false,
             items: VecDeque::new(),
             listed: Heap::new(),
+        }
+    }
+
+    /// Nothing waits any more: of the room that it took no more is kept than most need.
+    pub(super) fn let_go_of_room(&mut self) {
+        if self.items.capacity() > N_ITEMS_KEPT {
+            self.items = VecDeque::new();
         }
     }
 }

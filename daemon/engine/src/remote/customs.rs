@@ -22,7 +22,7 @@ use crate::completion::CallerId;
 use crate::kept::RowName;
 use crate::violation::Violation;
 
-/// The most rows that a caller has names for.
+/// The most rows that a process has names for.
 const N_ROWS_MAX: usize = 1 << 16;
 
 /// What operations on a model are held against.
@@ -136,8 +136,7 @@ impl Customs {
         }
         if let Operation::LetGo { row } = operation {
             in_its_name(from, row.caller)?;
-            self.rows.remove(&row.key());
-            return Ok(Some(operation));
+            return Ok(self.rows.remove(&row.key()).map(|_| operation));
         }
         let id = operation.model();
         let Some(facts) = model(id) else {
@@ -257,7 +256,7 @@ impl Customs {
         if self.rows.contains_key(&name.key()) {
             return Err(Violation::RowTwice);
         }
-        let n = self.rows.range((name.caller, 0)..=(name.caller, u64::MAX)).take(N_ROWS_MAX).count();
+        let n = self.rows.len();
         if n < N_ROWS_MAX {
             return Ok(());
         }

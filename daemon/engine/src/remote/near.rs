@@ -12,7 +12,7 @@ use super::{ModelFacts, Numbers};
 use crate::account::{GuestId, Owner};
 use crate::command::{ModelId, Operation};
 use crate::completion::CallerId;
-use crate::handle::{EngineWatch, Link, Message};
+use crate::handle::{EngineWatch, Link, Message, Room};
 use crate::mailbox::Postbox;
 
 /// Takes what engines give back to a process of guests. Called on the engines' threads, which it must not hold up.
@@ -92,7 +92,9 @@ impl NearEngine {
                 entered.map_err(|violation| Violation(violation.to_string()))?;
                 self.owners.insert(caller, owner.clone());
                 let postbox = Postbox::Far(self.outward.clone());
-                self.post(Message::Enter { caller, owner, postbox });
+                // As an operation: who has callers enter and leave without end waits for the engine as well.
+                let room = self.wait_for_room(caller, &owner, 0);
+                drop(self.link.post_message_into(room, Message::Enter { caller, owner, postbox }));
             }
             Question::Leave { caller } if self.customs.has(caller) => self.leave(caller),
             Question::Leave { caller } => {
@@ -124,14 +126,19 @@ impl NearEngine {
             return Err(Violation(format!("more than {} contexts", self.n_contexts_max)));
         }
         let Some(owner) = self.owners.get(&caller) else { return Ok(()) };
+        let room = self.wait_for_room(caller, owner, operation.n_tokens());
+        // An engine that has ended says so by itself.
+        drop(self.link.post_into(room, operation));
+        Ok(())
+    }
+
+    fn wait_for_room(&self, caller: CallerId, owner: &Owner, n_tokens: usize) -> Room {
         loop {
-            match self.link.try_room(caller, owner) {
-                // An engine that has ended says so by itself.
-                Some(room) => break drop(self.link.post_into(room, operation)),
+            match self.link.try_room(caller, owner, n_tokens) {
+                Some(room) => break room,
                 None => std::thread::sleep(FULL),
             }
         }
-        Ok(())
     }
 
     /// Frees what a caller held.
@@ -142,11 +149,6 @@ impl NearEngine {
         }
         // Behind what it has asked: an engine that has ended forgets everything.
         let _ = self.link.post_from(caller, Message::Leave { caller });
-    }
-
-    /// An engine that has ended forgets everything.
-    fn post(&self, message: Message) {
-        let _ = self.link.post_message(message);
     }
 }
 
