@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Candidate, Drawn, Token, Top};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
-use crate::guess::Guess;
+use crate::guess::{Guess, n_words};
 use crate::history::History;
 use crate::kept::RowName;
 use crate::kv::Positions;
@@ -53,6 +53,9 @@ pub const N_ENTRIES_PER_TOKEN: usize = 1024;
 
 /// Tokens of the longest context whose attention can be asked for: 1 MiB.
 pub const N_ATTENTION_TOKENS_MAX: usize = 1 << 18;
+
+/// Bytes of a word of a mask, in tokens.
+const N_TOKENS_PER_WORD: usize = size_of::<u64>() / size_of::<Token>();
 
 /// A question about the end of a context.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -116,13 +119,13 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// Tokens that it names one by one.
+    /// Tokens that it names one by one; a word of a mask counts as two.
     pub(crate) fn n_tokens(&self) -> usize {
         match self {
             Self::Scores(tokens) | Self::Continuation(tokens) | Self::Tops { continuation: tokens, .. } => {
                 tokens.len()
             }
-            Self::Verify { guess, .. } => guess.tokens().len(),
+            Self::Verify { guess, .. } => guess.tokens().len() + N_TOKENS_PER_WORD * guess.n_words(),
             _ => 0,
         }
     }
@@ -367,7 +370,7 @@ pub(crate) struct SearchBeams {
 }
 
 impl Operation {
-    /// Tokens that are on their way with it.
+    /// Tokens that are on their way with it; a word of a mask counts as two.
     pub(crate) fn n_tokens(&self) -> usize {
         match self {
             Self::Ask { edit, ask, .. } => edit.appended.len() + ask.n_tokens(),
@@ -375,17 +378,20 @@ impl Operation {
             | Self::Evict { edit, .. }
             | Self::Steer { edit, .. }
             | Self::Fork { edit, .. }
-            | Self::Run { edit, .. }
-            | Self::Save { edit, .. } => edit.appended.len(),
+            | Self::Run { edit, .. } => edit.appended.len(),
+            Self::Save { edit, tokens, .. } => edit.appended.len() + tokens.len(),
             Self::DrawTogether { members, .. } | Self::Mix { members, .. } => {
                 members.iter().map(|(_, edit)| edit.appended.len()).sum()
             }
-            Self::SearchBeams(asked) => asked.edit.appended.len(),
+            Self::SearchBeams(asked) => {
+                let n_of_masks = N_TOKENS_PER_WORD * n_words(&asked.masks);
+                asked.edit.appended.len() + asked.search.n_tokens() + n_of_masks
+            }
+            Self::Mask { mask, .. } => N_TOKENS_PER_WORD * mask.words().len(),
             Self::Create { .. }
             | Self::Open { .. }
             | Self::Cancel { .. }
             | Self::Pulled { .. }
-            | Self::Mask { .. }
             | Self::EndRun { .. }
             | Self::Release { .. }
             | Self::Forget { .. }

@@ -192,7 +192,7 @@ impl Context {
         if tokens.is_empty() {
             return Ok(());
         }
-        let room = self.room_to_stop_run().await?;
+        let room = self.room_to_stop_run(tokens.len()).await?;
         self.footprint.set_with(self.tokens.len() + tokens.len(), n_bytes_beside)?;
         self.tokens.append(tokens);
         self.verified = None;
@@ -285,7 +285,7 @@ impl Context {
         }
         self.verified = None;
         if n_tokens == length {
-            let room = self.room_to_stop_run().await?;
+            let room = self.room_to_stop_run(0).await?;
             return self.stop_run(room);
         }
         let n_untold = n_tokens.saturating_sub(self.n_synced);
@@ -525,11 +525,11 @@ impl Context {
         Ok(tag)
     }
 
-    /// Room for the command that ends a run, if there is a run, or one that it is part of.
-    async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
+    /// Room for the command that ends a run, if there is a run, or one that it is part of, and brings so many tokens more.
+    async fn room_to_stop_run(&self, n_more: usize) -> Result<Option<Room>, EngineError> {
         match (&self.run, &self.mixed) {
             (None, None) => Ok(None),
-            _ => Ok(Some(self.model.room(&self.caller, self.n_untold()).await?)),
+            _ => Ok(Some(self.model.room(&self.caller, self.n_untold() + n_more).await?)),
         }
     }
 

@@ -40,6 +40,11 @@ pub enum Guess {
     },
 }
 
+/// Words of these masks.
+pub(crate) fn n_words(masks: &[Arc<TokenMask>]) -> usize {
+    masks.iter().map(|mask| mask.words().len()).sum()
+}
+
 impl Guess {
     /// No guess.
     pub(crate) const NOTHING: Self = Self::Chain(Vec::new());
@@ -50,6 +55,14 @@ impl Guess {
         match self {
             Self::Chain(tokens) | Self::Masked { tokens, .. } => tokens,
             Self::Tree { tree, .. } => tree.tokens(),
+        }
+    }
+
+    /// Words of its masks.
+    pub(crate) fn n_words(&self) -> usize {
+        match self {
+            Self::Chain(_) => 0,
+            Self::Masked { masks, .. } | Self::Tree { masks, .. } => n_words(masks),
         }
     }
 

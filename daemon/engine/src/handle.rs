@@ -62,6 +62,15 @@ pub(crate) struct Room {
 /// Of what a guest may have unread, and of what its user may.
 type Permits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
+/// The permits of a guest and of its user for an operation with so many tokens. Where there is a user, tokens count with that:
+/// what a guest has of its own is for the number of its operations, so that one with long prompts may still ask.
+fn shares(n_tokens: usize, has_user: bool) -> (u32, u32) {
+    match has_user {
+        true => (1, n_permits(n_tokens)),
+        false => (n_permits(n_tokens), 0),
+    }
+}
+
 /// A guest as this engine knows it: its id, its owner and its mailbox. The engine forgets it when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Caller {
@@ -313,10 +322,12 @@ impl Link {
 
     /// Room for one more operation of a guest of another process, with so many tokens, if there is some.
     pub(crate) fn try_room(&self, from: CallerId, owner: &Owner, n_tokens: usize) -> Option<Room> {
-        let permit = |room: &Arc<Semaphore>| room.clone().try_acquire_many_owned(n_permits(n_tokens)).ok();
-        let of_guest = permit(owner.account.operations())?;
-        let of_user = match owner.account.operations_of_user() {
-            Some(room) => Some(permit(room)?),
+        let permits = |room: &Arc<Semaphore>, n| room.clone().try_acquire_many_owned(n).ok();
+        let of_user = owner.account.operations_of_user();
+        let (n_of_guest, n_of_user) = shares(n_tokens, of_user.is_some());
+        let of_guest = permits(owner.account.operations(), n_of_guest)?;
+        let of_user = match of_user {
+            Some(room) => Some(permits(room, n_of_user)?),
             None => None,
         };
         Some(Room { from, permits: (of_guest, of_user) })
@@ -329,10 +340,10 @@ impl Link {
         of_user: Option<&Arc<Semaphore>>,
         n_tokens: usize,
     ) -> Result<Room, EngineError> {
-        let n = n_permits(n_tokens);
-        let of_guest = self.permits(of_guest, n).await?;
+        let (n_of_guest, n_of_user) = shares(n_tokens, of_user.is_some());
+        let of_guest = self.permits(of_guest, n_of_guest).await?;
         let of_user = match of_user {
-            Some(room) => Some(self.permits(room, n).await?),
+            Some(room) => Some(self.permits(room, n_of_user).await?),
             None => None,
         };
         Ok(Room { from, permits: (of_guest, of_user) })

@@ -134,7 +134,7 @@ impl BeamSearch {
         masks: Vec<Arc<TokenMask>>,
     ) -> Result<(), EngineError> {
         let Self { base, contexts, search, .. } = self;
-        let room = base.model.room(&base.caller, base.n_untold()).await?;
+        let room = base.model.room(&base.caller, base.n_untold() + search.n_tokens()).await?;
         let place = base.caller.ticket();
         let asked = SearchBeams {
             base: base.id,

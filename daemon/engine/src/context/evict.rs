@@ -32,7 +32,7 @@ impl Context {
             return Err(EngineError::CannotEvict);
         }
         if start == end {
-            let room = self.room_to_stop_run().await?;
+            let room = self.room_to_stop_run(0).await?;
             return self.stop_run(room);
         }
         let is_kept_to =

@@ -192,8 +192,8 @@ fn tokens_that_are_on_their_way_take_room_as_operations_do() {
         poll(context.truncate(N_TOKENS - 1)).is_ready() && poll(context.truncate(0)).is_ready()
     };
     let n = (0..N_OPERATIONS_MAX).take_while(|_| comes_and_goes()).count();
-    // Ten for each edit that brings tokens, and one for each that takes them away.
-    assert_eq!(n, (N_OPERATIONS_MAX - 1) / 11, "the engine reads nothing");
+    // Five for each edit that brings tokens, and one for each that takes them away.
+    assert_eq!(n, (N_OPERATIONS_MAX - 1) / 6, "the engine reads nothing");
 }
 
 #[test]

@@ -12,8 +12,8 @@ use super::Lane;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct NodeId(pub(super) u32);
 
-/// Items that a guest's place keeps room for while none wait.
-const N_ITEMS_KEPT: usize = 256;
+/// Items that a guest's place keeps room for while none wait: as many as a step has rows, unless it is told otherwise.
+const N_ITEMS_KEPT: usize = 1024;
 
 /// Children by virtual time, the furthest behind first. A time may be out of date: it is then too small.
 type Heap = BinaryHeap<Reverse<(u64, NodeId)>>;

@@ -128,6 +128,11 @@ impl Search {
         (self.chains.len() * LINK_BYTES) as u64
     }
 
+    /// The same in tokens.
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.chains.len() * LINK_BYTES / size_of::<Token>()
+    }
+
     /// Candidates of each row that a step needs, of a vocabulary of this size.
     #[must_use]
     pub fn n_top(&self, vocab_size: usize) -> usize {
