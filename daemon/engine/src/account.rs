@@ -144,12 +144,13 @@ pub(crate) const N_OPERATIONS_MAX: usize = 1024;
 /// The same of all guests of a user, those included that have ended: one after the other could leave as many behind.
 const N_USER_OPERATIONS_MAX: usize = 4 * N_OPERATIONS_MAX;
 
-/// Tokens on their way with an operation that take the room of one more, of what its user has: 128 MiB of them wait at most.
+/// Tokens on their way with an operation that take the room of one more, of what its user has: 128 MiB of them wait at most, where
+/// none brings more than 16 MiB, which is as much as one counts.
 const N_TOKENS_PER_OPERATION: usize = 8192;
 
 /// The room that an operation with so many tokens takes, of what there is for operations.
 pub(crate) fn n_permits(n_tokens: usize) -> u32 {
-    // Half of what a guest has at most: one that asks for more than there is would wait for ever.
+    // Half of what a guest without a user has: one that asks for more than there is would wait for ever.
     1 + (n_tokens / N_TOKENS_PER_OPERATION).min(N_OPERATIONS_MAX / 2) as u32
 }
 

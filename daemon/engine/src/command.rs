@@ -54,7 +54,7 @@ pub const N_ENTRIES_PER_TOKEN: usize = 1024;
 /// Tokens of the longest context whose attention can be asked for: 1 MiB.
 pub const N_ATTENTION_TOKENS_MAX: usize = 1 << 18;
 
-/// Bytes of a word of a mask, in tokens.
+/// Tokens that take as many bytes as a word of a mask.
 const N_TOKENS_PER_WORD: usize = size_of::<u64>() / size_of::<Token>();
 
 /// A question about the end of a context.
