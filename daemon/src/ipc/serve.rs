@@ -1,15 +1,22 @@
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use interprocess::os::unix::uds_local_socket::tokio::Stream;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Listener;
+use super::accepted::Peer;
 use super::complaints::Complaints;
-use super::places::Places;
+use super::lock::Lock;
+use super::places::{Place, Places};
 use super::rate::Rate;
 use crate::descriptors::Shares;
+use crate::guest::{NICENESS, give_way};
 use crate::session::{Service, Sessions};
 
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
@@ -21,72 +28,105 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Accepts and serves connections until `shutdown` is cancelled. Then the socket is removed, the guests are stopped, and
 /// the connections are given time to say so; returns when all are closed. No other daemon can start before that. A socket
 /// whose file somebody removes is made anew.
-pub async fn run<S: Service>(
-    mut listener: Listener,
-    sessions: Arc<Sessions<S>>,
-    shutdown: CancellationToken,
-) {
+pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shutdown: CancellationToken) {
     let tasks = TaskTracker::new();
-    let complaints = Arc::new(Complaints::default());
-    let places = Places::new(Shares::now().n_connections);
-    let mut rate = Rate::new(sessions.n_connections_per_s());
-    let mut looks = tokio::time::interval(LOOK_INTERVAL);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = looks.tick() => {
-                complaints.note_place(&listener.restore());
-                rate.forget_idle(Instant::now());
-                continue;
-            }
-            () = shutdown.cancelled() => break,
-        };
-        match accepted {
-            Ok(accepted) => {
-                let peer = accepted.peer();
-                let place = places.take(peer.actor);
-                let turn = place.and_then(|place| Ok((place, rate.take(peer.actor, Instant::now())?)));
-                let (place, begins) = match turn {
-                    Ok(turn) => turn,
-                    Err(error) => {
-                        accepted.turn_away(&error);
-                        complaints.note_ended(peer.actor, peer.pid, &error);
-                        continue;
-                    }
-                };
-                let stream = accepted.into_stream();
-                complaints.note_accepted(stream.as_ref().err());
-                let Ok(stream) = stream else {
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                };
-                let (sessions, shutdown, complaints) =
-                    (sessions.clone(), shutdown.clone(), complaints.clone());
-                tasks.spawn(async move {
-                    let _place = place;
-                    tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "connected");
-                    // A timer would take a millisecond of those that need not wait.
-                    if begins > Instant::now() {
-                        tokio::select! {
-                            biased;
-                            () = shutdown.cancelled() => return,
-                            () = tokio::time::sleep_until(begins.into()) => {}
-                        }
-                    }
-                    match sessions.serve(stream, peer.actor, shutdown).await {
-                        Ok(()) => tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "disconnected"),
-                        Err(error) => complaints.note_ended(peer.actor, peer.pid, &error),
-                    }
-                });
-            }
-            Err(error) => {
-                complaints.note_accepted(Some(&error));
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-    let _lock = listener.close();
+    // Whoever gives up this future has nobody accepted any more.
+    let until = shutdown.child_token();
+    let _until = until.clone().drop_guard();
+    let door = Door { sessions, shutdown, tasks: tasks.clone() };
+    let _lock = beside(door.accept(listener, until)).await;
     tasks.close();
     tasks.wait().await;
+}
+
+/// Runs something on a thread that gives way to those that decode and those that serve sessions. Whoever connects and leaves all the
+/// time has as much accepted as there are processors for, and takes no engine's time with it.
+async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    let (done, is_done) = oneshot::channel();
+    let runtime = Handle::current();
+    let thread = thread::Builder::new().name("accept".to_owned()).spawn(move || {
+        give_way(NICENESS);
+        // Nobody waits where the future was given up.
+        let _ = done.send(runtime.block_on(work));
+    });
+    if let Err(error) = thread {
+        tracing::error!(%error, "no thread accepts connections");
+    }
+    is_done.await.ok()
+}
+
+/// Where connections come in.
+struct Door<S> {
+    sessions: Arc<Sessions<S>>,
+    shutdown: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl<S: Service> Door<S> {
+    /// Lets connections in until it is told to stop; what is returned keeps other daemons away.
+    async fn accept(self, mut listener: Listener, until: CancellationToken) -> Lock {
+        let complaints = Arc::new(Complaints::default());
+        let places = Places::new(Shares::now().n_connections);
+        let mut rate = Rate::new(self.sessions.n_connections_per_s());
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = looks.tick() => {
+                    complaints.note_place(&listener.restore());
+                    rate.forget_idle(Instant::now());
+                    continue;
+                }
+                () = until.cancelled() => break,
+            };
+            let accepted = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    complaints.note_accepted(Some(&error));
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let peer = accepted.peer();
+            let place = places.take(peer.actor);
+            let turn = place.and_then(|place| Ok((place, rate.take(peer.actor, Instant::now())?)));
+            let (place, begins) = match turn {
+                Ok(turn) => turn,
+                Err(error) => {
+                    accepted.turn_away(&error);
+                    complaints.note_ended(peer.actor, peer.pid, &error);
+                    continue;
+                }
+            };
+            let stream = accepted.into_stream();
+            complaints.note_accepted(stream.as_ref().err());
+            match stream {
+                Ok(stream) => self.serve(stream, peer, place, begins, complaints.clone()),
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
+        listener.close()
+    }
+
+    /// Serves one, once its turn has come.
+    fn serve(&self, stream: Stream, peer: Peer, place: Place, begins: Instant, complaints: Arc<Complaints>) {
+        let (sessions, shutdown) = (self.sessions.clone(), self.shutdown.clone());
+        self.tasks.spawn(async move {
+            let _place = place;
+            tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "connected");
+            // A timer would take a millisecond of those that need not wait.
+            if begins > Instant::now() {
+                tokio::select! {
+                    biased;
+                    () = shutdown.cancelled() => return,
+                    () = tokio::time::sleep_until(begins.into()) => {}
+                }
+            }
+            match sessions.serve(stream, peer.actor, shutdown).await {
+                Ok(()) => tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "disconnected"),
+                Err(error) => complaints.note_ended(peer.actor, peer.pid, &error),
+            }
+        });
+    }
 }
