@@ -145,13 +145,14 @@ pub(crate) const N_OPERATIONS_MAX: usize = 1024;
 const N_USER_OPERATIONS_MAX: usize = 4 * N_OPERATIONS_MAX;
 
 /// Tokens on their way with an operation that take the room of one more, of what its user has: 128 MiB of them wait at most, where
-/// none brings more than 16 MiB, which is as much as one counts.
+/// none brings more than 32 MiB, which is as much as one counts.
 const N_TOKENS_PER_OPERATION: usize = 8192;
 
 /// The room that an operation with so many tokens takes, of what there is for operations.
 pub(crate) fn n_permits(n_tokens: usize) -> u32 {
-    // Half of what a guest without a user has: one that asks for more than there is would wait for ever.
-    1 + (n_tokens / N_TOKENS_PER_OPERATION).min(N_OPERATIONS_MAX / 2) as u32
+    // No more than a guest without a user has: one that asks for more than there is would wait for ever. And a quarter of what a
+    // user has: what its other guests ask does not wait until one operation has it all.
+    (1 + n_tokens / N_TOKENS_PER_OPERATION).min(N_OPERATIONS_MAX) as u32
 }
 
 impl Account {

@@ -55,7 +55,7 @@ pub const N_ENTRIES_PER_TOKEN: usize = 1024;
 pub const N_ATTENTION_TOKENS_MAX: usize = 1 << 18;
 
 /// Tokens that take as many bytes as a word of a mask.
-const N_TOKENS_PER_WORD: usize = size_of::<u64>() / size_of::<Token>();
+pub(crate) const N_TOKENS_PER_WORD: usize = size_of::<u64>() / size_of::<Token>();
 
 /// A question about the end of a context.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -397,6 +397,22 @@ impl Operation {
             | Self::Forget { .. }
             | Self::Stats { .. }
             | Self::LetGo { .. } => 0,
+        }
+    }
+
+    /// How it draws or ranks, if it does.
+    pub(crate) fn sampler_mut(&mut self) -> Option<&mut Arc<Sampler>> {
+        match self {
+            Self::Ask { ask, .. } => match ask {
+                Ask::Sample(sampler) | Ask::Verify { sampler, .. } | Ask::Mix { sampler, .. } => {
+                    Some(sampler)
+                }
+                _ => None,
+            },
+            Self::DrawTogether { sampler, .. } => Some(sampler),
+            Self::Mix { settings, .. } | Self::Run { settings, .. } => Some(&mut settings.sampler),
+            Self::SearchBeams(asked) => asked.sampler.as_mut(),
+            _ => None,
         }
     }
 

@@ -225,6 +225,15 @@ impl EngineError {
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Step(_) | Self::Unloaded | Self::Failed(_))
     }
+
+    /// Bytes of the texts in it, and of what it says around them.
+    pub(crate) fn n_text_bytes(&self) -> usize {
+        match self {
+            // It says only the beginning.
+            Self::NotSaved { name } => name.len(),
+            _ => self.to_string().len(),
+        }
+    }
 }
 
 /// Why an engine has come to its end before it was stopped.

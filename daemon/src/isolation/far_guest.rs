@@ -10,13 +10,26 @@ use trellis_engine::account::{
     Account, ActorId, Counted, GuestId, HostCharge, Owner, Resource, SessionId, StepLog, StepNote,
 };
 
-use super::message::{NotUnderstood, Seen, Step};
+use super::message::{NotUnderstood, Seen, Step, ToGuests};
 use crate::guest::{
     GuestActivity, GuestEnd, GuestInfo, GuestLimits, GuestOutput, OutputRefused, OutputSender, Used,
 };
 
 /// Messages on their way that are not in the guest's inbox.
 pub(crate) const N_MESSAGES_UNDER_WAY: usize = 8;
+
+/// What goes before answers: what engines have counted, so that who has an answer finds it counted.
+pub(super) fn before_answers(guests: &[Arc<FarGuest>]) -> Vec<ToGuests> {
+    let of_guest = |guest: &Arc<FarGuest>| {
+        let id = guest.id;
+        let counted = guest.newly_counted();
+        let counted = counted.map(|counted| ToGuests::Counted { guest: id, counted: Box::new(counted) });
+        let steps = guest.steps();
+        let steps = (!steps.is_empty()).then_some(ToGuests::Steps { guest: id, steps });
+        counted.into_iter().chain(steps)
+    };
+    guests.iter().flat_map(of_guest).collect()
+}
 
 /// A guest of another process.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use trellis_engine::{EngineFailure, ModelHandle};
 use super::announced::{Announced, News};
 use super::budgets::{UserBudgets, at_once};
 use super::channel::{Closer, Receiver, Sender};
-use super::far_guest::FarGuest;
+use super::far_guest::{FarGuest, before_answers};
 use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode_of_guests, encode,
 };
@@ -408,12 +408,13 @@ impl Keeper {
             if let Err(error) = receiver.recv(&mut frame) {
                 break error.to_string();
             }
-            if let Err(error) = decode_of_guests(&frame).and_then(|message| self.take(message, &mut engines))
-            {
-                self.fall(error.to_string());
-            }
+            let (n_bytes, message) = (frame.len(), decode_of_guests(&frame));
+            // Before it may wait: what has been read out of it is held by then.
             if frame.capacity() > FRAME_BYTES_KEPT {
                 frame = Vec::new();
+            }
+            if let Err(error) = message.and_then(|message| self.take(message, n_bytes, &mut engines)) {
+                self.fall(error.to_string());
             }
         };
         // Whoever waits for the process may know more.
@@ -429,6 +430,7 @@ impl Keeper {
     fn take(
         &self,
         message: FromGuests,
+        n_bytes: usize,
         engines: &mut HashMap<EngineNumber, NearEngine>,
     ) -> Result<(), NotUnderstood> {
         match message {
@@ -438,11 +440,19 @@ impl Keeper {
                     Entry::Vacant(place) => {
                         let outward = Arc::new(Answers { engine, outgoing: self.outgoing.clone() });
                         let watch = self.lock().announced.engine(engine)?.clone();
-                        let n_contexts_max = self.user.limit(Resource::Contexts);
-                        place.insert(NearEngine::new(&watch, self.numbers, n_contexts_max, outward))
+                        let limit = |resource| self.user.limit(resource);
+                        let (n_contexts_max, host_bytes) =
+                            (limit(Resource::Contexts), limit(Resource::HostBytes));
+                        place.insert(NearEngine::new(
+                            &watch,
+                            self.numbers,
+                            n_contexts_max,
+                            host_bytes,
+                            outward,
+                        ))
                     }
                 };
-                near.take(*asked, &Known { keeper: self, engine })?;
+                near.take(*asked, n_bytes, &Known { keeper: self, engine })?;
             }
             FromGuests::Borrow { ticket, guest, resource, n } => {
                 let lent = self.lend(guest, resource, n)?;
@@ -547,19 +557,6 @@ fn is_answered(messages: &[ToGuests]) -> bool {
     messages.iter().any(|message| matches!(message, ToGuests::Answer { .. }))
 }
 
-/// What goes before answers: what engines have counted, so that who has an answer finds it counted.
-fn before_answers(guests: &[Arc<FarGuest>]) -> Vec<ToGuests> {
-    let of_guest = |guest: &Arc<FarGuest>| {
-        let id = guest.id;
-        let counted = guest.newly_counted();
-        let counted = counted.map(|counted| ToGuests::Counted { guest: id, counted: Box::new(counted) });
-        let steps = guest.steps();
-        let steps = (!steps.is_empty()).then_some(ToGuests::Steps { guest: id, steps });
-        counted.into_iter().chain(steps)
-    };
-    guests.iter().flat_map(of_guest).collect()
-}
-
 /// What an engine's customs ask of the process.
 struct Known<'a> {
     keeper: &'a Keeper,
@@ -573,6 +570,10 @@ impl Registry for Known<'_> {
 
     fn models(&self) -> Vec<ModelFacts> {
         self.keeper.lock().announced.facts_of(self.engine)
+    }
+
+    fn is_over(&self) -> bool {
+        !self.keeper.is_alive()
     }
 }
 

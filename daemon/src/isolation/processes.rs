@@ -30,6 +30,9 @@ const KEPT: Duration = Duration::from_secs(60);
 /// The longest message: the code of a component, or a tokenizer, and what is around it.
 const FRAME_BYTES_MAX: usize = 256 << 20;
 
+/// The same of what guests say: as many values as a message has at most, and what is around them.
+const FRAME_BYTES_OF_GUESTS_MAX: usize = 64 << 20;
+
 /// Starts processes of guests, and guests in them.
 #[derive(Debug)]
 pub(crate) struct GuestProcesses {
@@ -190,7 +193,8 @@ impl GuestProcesses {
             Ok(begun) => begun,
             Err(error) => return format!("it does not begin: {error}"),
         };
-        if let Err(error) = keeper.serve(process.pid(), sender, receiver) {
+        if let Err(error) = keeper.serve(process.pid(), sender, receiver.of_frames(FRAME_BYTES_OF_GUESTS_MAX))
+        {
             return format!("it has no threads: {error}");
         }
         let counted = process.pid().map(|pid| Counted { together: &self.together, pid });

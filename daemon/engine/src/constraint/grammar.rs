@@ -18,6 +18,9 @@ use crate::model_handle::ModelHandle;
 /// Bytes of memory that a byte of a grammar becomes, once it is compiled: the measure of Lark rules of a few letters.
 const BYTES_PER_GRAMMAR_BYTE: u64 = 64;
 
+/// The most that is said of why a grammar or a place of it is refused.
+const REASON_BYTES_MAX: usize = 1 << 11;
+
 /// Addresses for the library's stack, of which memory is taken as it is used: some kilobytes for each rule that leads to the
 /// next, and a grammar within its limits has some tens of thousands.
 const STACK_BYTES: usize = 256 << 20;
@@ -298,7 +301,10 @@ impl Grammar {
 
 /// The text of an error of the library, without what is of no use to the author of the grammar.
 pub(super) fn reason_of(error: &impl Display) -> String {
-    error.to_string().replace("<non-verbose/>", "").trim_end().to_owned()
+    let mut reason = error.to_string().replace("<non-verbose/>", "").trim_end().to_owned();
+    // It may quote the grammar.
+    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    reason
 }
 
 /// A place in a text as `at 3(8): reason` has it, in words.

@@ -6,9 +6,10 @@ use super::keeps::Keeping;
 use super::{Context, Pending};
 use crate::account::Resource;
 use crate::batch::Token;
-use crate::command::{Answer, Operation, SearchBeams};
+use crate::command::{Answer, N_TOKENS_PER_WORD, Operation, SearchBeams};
 use crate::constraint::Rule;
 use crate::error::EngineError;
+use crate::guess::n_words;
 use crate::sampling::beams::{BeamSettings, Finished, Kept, Live, Row, Search};
 use crate::sampling::{Sampler, TokenMask};
 
@@ -134,7 +135,8 @@ impl BeamSearch {
         masks: Vec<Arc<TokenMask>>,
     ) -> Result<(), EngineError> {
         let Self { base, contexts, search, .. } = self;
-        let room = base.model.room(&base.caller, base.n_untold() + search.n_tokens()).await?;
+        let n_tokens = base.n_untold() + search.n_tokens() + N_TOKENS_PER_WORD * n_words(&masks);
+        let room = base.model.room(&base.caller, n_tokens).await?;
         let place = base.caller.ticket();
         let asked = SearchBeams {
             base: base.id,

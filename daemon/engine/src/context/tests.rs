@@ -197,6 +197,22 @@ fn tokens_that_are_on_their_way_take_room_as_operations_do() {
 }
 
 #[test]
+fn tokens_that_are_on_their_way_count_with_the_user() {
+    const N_TOKENS: usize = 400_000;
+    let (engine, _served) = engine_of(N_TOKENS);
+    let user = Account::new(USER, Budget::UNLIMITED, None);
+    let account = Account::new("guest", Budget::UNLIMITED, Some(user));
+    let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+    let mut context = now(Context::create(&engine, owner));
+    let mut comes_and_goes = || {
+        now(context.append(&[1; N_TOKENS]));
+        poll(context.truncate(N_TOKENS - 1)).is_ready() && poll(context.truncate(0)).is_ready()
+    };
+    let n = (0..N_OPERATIONS_MAX).take_while(|_| comes_and_goes()).count();
+    assert_eq!(n, (4 * N_OPERATIONS_MAX - 1) / (2 + N_TOKENS / 8192), "the engine reads nothing");
+}
+
+#[test]
 fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
     let (engine, mut served) = engine();
     let owner = owner(Budget::UNLIMITED);

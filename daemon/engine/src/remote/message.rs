@@ -6,7 +6,6 @@ use crate::account::GuestId;
 use crate::batch::{Drawn, Token, Top};
 use crate::command::{Answer, Operation};
 use crate::completion::{CallerId, Completion, Done};
-use crate::error::EngineError;
 use crate::kv::Evictions;
 use crate::run::RunEvent;
 
@@ -58,10 +57,7 @@ impl Answered {
             Done::Answer(Err(error))
             | Done::Opened(Err(error))
             | Done::Kept(Err(error))
-            | Done::Run { event: RunEvent::Failed(error), .. } => match error {
-                EngineError::NotSaved { name } => name.len(),
-                _ => 0,
-            },
+            | Done::Run { event: RunEvent::Failed(error), .. } => error.n_text_bytes(),
             _ => 0,
         }
     }
@@ -77,7 +73,9 @@ fn of_answer(answer: &Answer) -> usize {
         Answer::Tops(tops) => tops.iter().map(of_top).sum(),
         Answer::Sampled(drawn) => of_drawn(drawn),
         Answer::Verified(all) => size_of_val(all.as_slice()) + all.iter().map(of_drawn).sum::<usize>(),
-        Answer::Beams { search, order } => search.n_bytes() as usize + size_of_val(order.as_slice()),
+        Answer::Beams { search, order } => {
+            size_of::<Token>() * search.n_tokens() + size_of_val(order.as_slice())
+        }
         Answer::Prefilled | Answer::Kept | Answer::NotKept => 0,
     }
 }

@@ -14,6 +14,7 @@ mod facts;
 mod far;
 mod message;
 mod near;
+mod parts;
 
 pub use facts::ModelFacts;
 pub use far::{FarEngine, FarModel, Spokesman};

@@ -1,5 +1,8 @@
 //! An engine as a process of guests reaches it: the daemon's side.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -8,8 +11,10 @@ use rustc_hash::FxHashMap;
 
 use super::customs::{self, Customs};
 use super::message::{Answered, Asked, Question};
+use super::parts::Parts;
 use super::{ModelFacts, Numbers};
 use crate::account::{GuestId, Owner};
+use crate::batch::Token;
 use crate::command::{ModelId, Operation};
 use crate::completion::CallerId;
 use crate::handle::{EngineWatch, Link, Message, Room};
@@ -42,6 +47,7 @@ pub struct NearEngine {
     numbers: Numbers,
     customs: Customs,
     models: FxHashMap<ModelId, customs::ModelFacts>,
+    parts: Parts,
     n_contexts_max: u64,
 }
 
@@ -52,16 +58,20 @@ pub trait Registry {
 
     /// All models of the engine that it was told of, also those that are gone.
     fn models(&self) -> Vec<ModelFacts>;
+
+    /// Whether the process is gone, or is to go.
+    fn is_over(&self) -> bool;
 }
 
 impl NearEngine {
-    /// The engine that is watched, for the process with these ids, whose guests have so many contexts at most. A process whose
-    /// guests charge what they have never comes to more.
+    /// The engine that is watched, for the process with these ids, whose guests have so many contexts and so much host memory at
+    /// most. A process whose guests charge what they have never comes to more.
     #[must_use]
     pub fn new(
         engine: &EngineWatch,
         numbers: Numbers,
         n_contexts_max: u64,
+        host_bytes: u64,
         outward: Arc<dyn Outward>,
     ) -> Self {
         Self {
@@ -71,15 +81,17 @@ impl NearEngine {
             numbers,
             customs: Customs::new(numbers.range()),
             models: FxHashMap::default(),
+            parts: Parts::new(host_bytes),
             n_contexts_max,
         }
     }
 
-    /// Passes on what the process asks. Waits while a guest has as many operations unread as it may.
+    /// Passes on what the process asks, in a frame of so many bytes. Waits while a guest has as many operations unread as it may,
+    /// or its user as much in them.
     ///
     /// # Errors
     /// What none of our guests would ask.
-    pub fn take(&mut self, asked: Asked, registry: &impl Registry) -> Result<(), Violation> {
+    pub fn take(&mut self, asked: Asked, n_bytes: usize, registry: &impl Registry) -> Result<(), Violation> {
         match asked.0 {
             Question::Enter { caller, guest } => {
                 let owner =
@@ -93,14 +105,20 @@ impl NearEngine {
                 self.owners.insert(caller, owner.clone());
                 let postbox = Postbox::Far(self.outward.clone());
                 // As an operation: who has callers enter and leave without end waits for the engine as well.
-                let room = self.wait_for_room(caller, &owner, 0);
-                drop(self.link.post_message_into(room, Message::Enter { caller, owner, postbox }));
+                match self.wait_for_room(caller, &owner, 0, registry) {
+                    Some(room) => {
+                        drop(self.link.post_message_into(room, Message::Enter { caller, owner, postbox }));
+                    }
+                    None => self.forget(caller),
+                }
             }
             Question::Leave { caller } if self.customs.has(caller) => self.leave(caller),
             Question::Leave { caller } => {
                 return Err(Violation(format!("caller {} has not entered", caller.0)));
             }
-            Question::Operation { caller, operation } => self.pass_on(caller, operation, registry)?,
+            Question::Operation { caller, operation } => {
+                self.pass_on(caller, operation, n_bytes, registry)?
+            }
         }
         Ok(())
     }
@@ -109,6 +127,7 @@ impl NearEngine {
         &mut self,
         caller: CallerId,
         operation: Operation,
+        n_bytes: usize,
         registry: &impl Registry,
     ) -> Result<(), Violation> {
         // What names no model, such as a row, is about the first.
@@ -119,26 +138,44 @@ impl NearEngine {
         }
         let Self { customs, models, .. } = self;
         let checked = customs.check(caller, operation, |model| models.get(&model).cloned());
-        let Some(operation) = checked.map_err(|violation| Violation(violation.to_string()))? else {
+        let Some(mut operation) = checked.map_err(|violation| Violation(violation.to_string()))? else {
             return Ok(());
         };
         if self.customs.n_contexts() as u64 > self.n_contexts_max {
             return Err(Violation(format!("more than {} contexts", self.n_contexts_max)));
         }
+        operation.sampler_mut().map_or(Ok(()), |sampler| self.parts.share(sampler))?;
         let Some(owner) = self.owners.get(&caller) else { return Ok(()) };
-        let room = self.wait_for_room(caller, owner, operation.n_tokens());
-        // An engine that has ended says so by itself.
-        drop(self.link.post_into(room, operation));
+        // Whatever it is made of: texts, vectors and lists of samplers count as tokens do.
+        let n_tokens = operation.n_tokens().max(n_bytes / size_of::<Token>());
+        if let Some(room) = self.wait_for_room(caller, owner, n_tokens, registry) {
+            // An engine that has ended says so by itself.
+            drop(self.link.post_into(room, operation));
+        }
         Ok(())
     }
 
-    fn wait_for_room(&self, caller: CallerId, owner: &Owner, n_tokens: usize) -> Room {
+    /// None where nobody is left who asks: what comes after it of the same user may take all room there is.
+    fn wait_for_room(
+        &self,
+        caller: CallerId,
+        owner: &Owner,
+        n_tokens: usize,
+        registry: &impl Registry,
+    ) -> Option<Room> {
         loop {
-            match self.link.try_room(caller, owner, n_tokens) {
-                Some(room) => break room,
-                None => std::thread::sleep(FULL),
+            let room = self.link.try_room(caller, owner, n_tokens);
+            if room.is_some() || registry.is_over() {
+                break room;
             }
+            std::thread::sleep(FULL);
         }
+    }
+
+    /// A caller that no engine has heard of.
+    fn forget(&mut self, caller: CallerId) {
+        self.owners.remove(&caller);
+        self.customs.leave(caller);
     }
 
     /// Frees what a caller held.

@@ -22,6 +22,12 @@ impl Receiver {
         Self { end, frame_bytes_max, partial: Vec::new(), n_missing: None }
     }
 
+    /// The same, whose frames have at most so many bytes.
+    #[must_use]
+    pub fn of_frames(self, frame_bytes_max: usize) -> Self {
+        Self { frame_bytes_max, ..self }
+    }
+
     /// Waits for a frame, which replaces what is in `into`.
     ///
     /// # Errors

@@ -15,7 +15,9 @@ use crate::steering::{Steering, SteeringError};
 use crate::violation::Violation;
 
 /// The longest name of a saved context, in bytes.
-pub(crate) const NAME_BYTES_MAX: usize = 1 << 16;
+pub(crate) const NAME_BYTES_MAX: usize = 256;
+/// The longest text of an error with which a run ends, in bytes.
+const ERROR_BYTES_MAX: usize = 1 << 12;
 /// The most stop tokens of a run.
 const N_STOP_TOKENS_MAX: usize = 1024;
 /// Places past the last position for which masks are made: those of tokens that are expected, and may not come.
@@ -70,7 +72,11 @@ pub(super) fn check(operation: &Operation, facts: &ModelFacts) -> Result<(), Vio
             facts.check_mask(mask)?;
             facts.check_tokens(expected.as_slice())
         }
-        Operation::EndRun { position, .. } => facts.check_place(*position),
+        Operation::EndRun { position, end, .. } => {
+            facts.check_place(*position)?;
+            let n_bytes = end.as_ref().err().map_or(0, EngineError::n_text_bytes);
+            at_most("bytes of an error", n_bytes, ERROR_BYTES_MAX)
+        }
         Operation::Save { edit, name, tokens, .. } => {
             facts.check_edit(edit)?;
             at_most("tokens of a context", tokens.len(), facts.n_positions_max)?;
