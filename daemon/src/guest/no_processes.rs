@@ -46,7 +46,7 @@ impl GuestProcesses {
         match self.0 {}
     }
 
-    pub(crate) fn stop(&self, _: GuestId) -> bool {
+    pub(crate) fn stop(&self, _: GuestId, _: Option<ActorId>) -> bool {
         match self.0 {}
     }
 }

@@ -347,13 +347,14 @@ impl GuestPool {
         (n_theirs as u64, running.len() as u64)
     }
 
-    /// Stops a guest.
+    /// Stops a guest, which has to be this user's where one is given.
     ///
     /// # Errors
     /// No such guest runs.
-    pub(crate) fn stop(&self, id: GuestId) -> Result<(), GuestError> {
+    pub(crate) fn stop(&self, id: GuestId, of: Option<ActorId>) -> Result<(), GuestError> {
         let running = self.running();
-        let vitals = running.get(&id).ok_or(GuestError::NotRunning { id })?;
+        let theirs = running.get(&id).filter(|vitals| of.is_none_or(|user| vitals.actor == user));
+        let vitals = theirs.ok_or(GuestError::NotRunning { id })?;
         vitals.stop.cancel();
         Ok(())
     }

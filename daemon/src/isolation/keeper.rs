@@ -485,7 +485,8 @@ impl Keeper {
         Ok(())
     }
 
-    fn guest(&self, guest: GuestId) -> Result<Arc<FarGuest>, NotUnderstood> {
+    /// The guest of this number.
+    pub(crate) fn guest(&self, guest: GuestId) -> Result<Arc<FarGuest>, NotUnderstood> {
         let not_there = NotUnderstood::NotThere { what: "guest", number: guest.0 };
         self.lock().guests.get(&guest).cloned().ok_or(not_there)
     }

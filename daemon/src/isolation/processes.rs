@@ -226,14 +226,11 @@ impl GuestProcesses {
         }
     }
 
-    fn all(&self) -> Vec<Arc<FarGuest>> {
-        let keepers: Vec<Arc<Keeper>> = self.lock().values().cloned().collect();
-        keepers.iter().flat_map(|keeper| keeper.guests()).collect()
-    }
-
     /// The guests that run, oldest first.
     pub(crate) fn guests(&self) -> Vec<GuestInfo> {
-        let mut guests: Vec<GuestInfo> = self.all().iter().map(|guest| guest.info(&self.limits)).collect();
+        let keepers: Vec<Arc<Keeper>> = self.lock().values().cloned().collect();
+        let all = keepers.iter().flat_map(|keeper| keeper.guests());
+        let mut guests: Vec<GuestInfo> = all.map(|guest| guest.info(&self.limits)).collect();
         guests.sort_by_key(|guest| guest.id);
         guests
     }
@@ -256,9 +253,14 @@ impl GuestProcesses {
         }
     }
 
-    /// Stops a guest; says whether it runs.
-    pub(crate) fn stop(&self, id: GuestId) -> bool {
-        let guest = self.all().into_iter().find(|guest| guest.id == id);
+    /// Stops a guest, which has to be this user's where one is given; says whether it runs.
+    pub(crate) fn stop(&self, id: GuestId, of: Option<ActorId>) -> bool {
+        let keepers = self.lock();
+        let guest = match of {
+            Some(user) => keepers.get(&user).and_then(|keeper| keeper.guest(id).ok()),
+            None => keepers.values().find_map(|keeper| keeper.guest(id).ok()),
+        };
+        drop(keepers);
         if let Some(guest) = &guest {
             guest.stop.cancel();
         }

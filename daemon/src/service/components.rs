@@ -145,13 +145,10 @@ impl Components {
         }
         let is_unwatched = !std::mem::replace(&mut kept.is_watched, true);
         users.push_back(kept);
-        let mut n_bytes: usize = users.iter().map(Kept::n_bytes).sum();
-        for kept in users.iter_mut() {
-            if n_bytes <= N_SHARES_MAX * self.n_bytes_max {
-                break;
-            }
-            n_bytes -= kept.n_bytes();
-            kept.components.clear();
+        while users.iter().map(Kept::n_bytes).sum::<usize>() > N_SHARES_MAX * self.n_bytes_max {
+            // Whoever has most makes room; of several with as much, who has used its own least recently.
+            let Some(most) = users.iter_mut().rev().max_by_key(|kept| kept.n_bytes()) else { break };
+            most.components.pop_front();
         }
         if users.len() > N_USERS_MAX {
             users.pop_front();
@@ -251,6 +248,24 @@ mod tests {
         let known = [1, 2, 3, 4, 5].map(|uid| components.get(uid, &hash(0)).is_some());
         assert_eq!(known, [true, false, true, true, true]);
         assert!(components.is_known(2, &hash(0)), "its bytes are gone, not that it had them");
+    }
+
+    #[test]
+    fn who_has_most_makes_room_for_all() {
+        let components = Components::new(10);
+        keep(&components, 1, 0, 2);
+        for uid in 2..=4 {
+            for n in 0..2 {
+                keep(&components, uid, n, 5);
+            }
+        }
+        // All come to 32 bytes; the next ones make it 41.
+        keep(&components, 5, 0, 9);
+        assert!(components.get(1, &hash(0)).is_some(), "it has little, though it came first");
+        let left = [0, 1].map(|n| components.get(2, &hash(n)).is_some());
+        assert_eq!(left, [false, true], "its oldest goes, and not all that it has");
+        let others = [(3, 0), (3, 1), (4, 0), (4, 1), (5, 0)];
+        assert!(others.iter().all(|(uid, n)| components.get(*uid, &hash(*n)).is_some()));
     }
 
     #[test]

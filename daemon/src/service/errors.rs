@@ -14,7 +14,7 @@ pub(super) fn internal(error: &dyn Display) -> ErrorBody {
     ErrorBody::new(ErrorCode::Internal, error.to_string())
 }
 
-pub(super) fn unknown_guest(guest_id: u64) -> ErrorBody {
+fn unknown_guest(guest_id: u64) -> ErrorBody {
     ErrorBody::new(ErrorCode::UnknownGuest, format!("no guest {guest_id} of yours runs")).with_value(guest_id)
 }
 

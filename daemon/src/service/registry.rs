@@ -5,9 +5,9 @@ use std::fs::Metadata;
 use std::io;
 #[cfg(unix)]
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use trellis_wire::{ErrorBody, ErrorCode};
@@ -16,8 +16,14 @@ use crate::descriptors;
 use crate::guest::{listed_names, shown_name};
 use crate::tasks::blocking;
 
+/// How old the names may be that a client is told of whose program is not there: however often that is asked, the folder is
+/// read no more often.
+const RECENT: Duration = Duration::from_secs(1);
+
 pub(super) struct Registry {
     folder: Option<PathBuf>,
+    /// The names, and when they were read.
+    listed: tokio::sync::Mutex<Option<(Instant, Arc<[String]>)>>,
     /// The hashes of those that were read, as they were then.
     known: Mutex<HashMap<String, (Stamp, blake3::Hash)>>,
 }
@@ -61,30 +67,50 @@ impl Named {
 
 impl Registry {
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, known: Mutex::default() }
+        Self { folder, listed: tokio::sync::Mutex::default(), known: Mutex::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, (Stamp, blake3::Hash)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program of that name.
+    /// The program of that name. Its file is looked at, and not the folder: clients may ask often.
     pub(super) async fn find(&self, name: &str) -> Result<Named, ErrorBody> {
-        let names = self.list().await.map_err(|error| unread(&error))?;
-        if !names.iter().any(|other| other == name) {
-            let name = shown_name(name);
-            let message = format!("no program {name:?} is registered; registered: {}", listed_names(&names));
-            return Err(ErrorBody::new(ErrorCode::UnknownProgram, message).about("program").with_value(name));
-        }
-        let folder = self.folder.as_ref().expect("a name is known only where there is a folder");
-        let path = folder.join(format!("{name}.wasm"));
-        let file = tokio::fs::metadata(&path).await.map_err(|error| unread(&error))?;
+        let Some(path) = self.path_of(name) else { return Err(self.unknown(name).await) };
+        let Ok(file) = tokio::fs::metadata(&path).await else { return Err(self.unknown(name).await) };
         let stamp = Stamp::of(&file);
-        let mut known = self.known();
-        known.retain(|name, _| names.contains(name));
-        let hash = known.get(name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);
-        drop(known);
+        let hash = self.known().get(name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);
         Ok(Named { name: name.to_owned(), path, stamp, hash })
+    }
+
+    /// Where the program of that name is, if it is there; none where the name would lead out of the folder.
+    fn path_of(&self, name: &str) -> Option<PathBuf> {
+        let folder = self.folder.as_ref()?;
+        let is_in_it = Path::new(name).file_name().is_some_and(|file| file == name);
+        is_in_it.then(|| folder.join(format!("{name}.wasm")))
+    }
+
+    async fn unknown(&self, name: &str) -> ErrorBody {
+        let names = match self.recent_names().await {
+            Ok(names) => names,
+            Err(error) => return unread(&error),
+        };
+        let name = shown_name(name);
+        let message = format!("no program {name:?} is registered; registered: {}", listed_names(&names));
+        ErrorBody::new(ErrorCode::UnknownProgram, message).about("program").with_value(name)
+    }
+
+    /// The names as they were a short while ago, read by one at a time.
+    async fn recent_names(&self) -> io::Result<Arc<[String]>> {
+        let mut listed = self.listed.lock().await;
+        if let Some((read, names)) = &*listed
+            && read.elapsed() < RECENT
+        {
+            return Ok(names.clone());
+        }
+        let names: Arc<[String]> = self.list().await?.into();
+        *listed = Some((Instant::now(), names.clone()));
+        Ok(names)
     }
 
     /// The bytes of its component.
@@ -117,6 +143,7 @@ impl Registry {
             }
         }
         names.sort_unstable();
+        self.known().retain(|name, _| names.binary_search(name).is_ok());
         Ok(names)
     }
 }
@@ -125,4 +152,41 @@ impl Registry {
 fn unread(error: &io::Error) -> ErrorBody {
     let code = if descriptors::are_used_up(error) { ErrorCode::Overloaded } else { ErrorCode::Internal };
     ErrorBody::new(code, format!("the registered programs cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn programs_are_files_of_the_folder_and_no_name_leads_out_of_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let guests = folder.path().join("guests");
+        std::fs::create_dir(&guests).expect("made");
+        std::fs::write(folder.path().join("outside.wasm"), b"x").expect("written");
+        let registry = Registry::new(Some(guests.clone()));
+        let refused = |name: &'static str| {
+            let found = registry.find(name);
+            async move {
+                let error = found.await.err().expect("there is none");
+                assert_eq!(error.code, ErrorCode::UnknownProgram, "{name}");
+                error.message
+            }
+        };
+        for name in ["../outside", "..", "", "/", "chat/", "chat\0", "chat"] {
+            assert!(refused(name).await.ends_with("registered: nothing"), "{name}");
+        }
+        // It is found at once, though the names that clients are told of are a moment old.
+        std::fs::write(guests.join("chat.wasm"), b"chat").expect("written");
+        let named = registry.find("chat").await.expect("it is there");
+        assert!(named.n_bytes() == 4 && named.hash.is_none());
+        assert_eq!(registry.read(&named).await.expect("it is read"), b"chat"[..]);
+        let again = registry.find("chat").await.expect("it is there");
+        assert_eq!(again.hash, Some(blake3::hash(b"chat")));
+        assert!(refused("other").await.ends_with("registered: nothing"));
+        assert_eq!(registry.names().await, ["chat"]);
+        std::fs::remove_file(guests.join("chat.wasm")).expect("removed");
+        assert!(registry.names().await.is_empty() && registry.known().is_empty());
+        refused("chat").await;
+    }
 }

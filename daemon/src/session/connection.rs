@@ -8,32 +8,40 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, HostCharge};
 use trellis_wire::{
-    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Outcome, Program, Room, ServerMessage,
-    Start, Value, WireError,
+    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Outcome, Program, ServerMessage, Start,
+    Value, WireError,
 };
 
 use super::actor::Actor;
 use super::call::{self, Ending};
 use super::control::Control;
+use super::intake::Intake;
 use super::memory::BufferCharge;
 use super::service::{LoadRequest, ProgressSink, Service, StartRequest, StopReason};
 use super::sessions::{SessionError, Sessions};
 use super::start::{self, Lane};
+use super::turns::Turns;
 use super::upload::{self, Desk, Upload};
-use crate::guest::{InboxSender, inbox, message_charge};
+use crate::guest::{InboxSender, inbox, message_charge, shown_name};
 use crate::service::{over_host_bytes, refused};
-
-/// Messages of one client after which other tasks have their turn.
-const N_MESSAGES_PER_TURN: u32 = 64;
 
 /// What a guest takes of host memory while it waits to start, beside what its client says of it.
 const START_BYTES: usize = 12 << 10;
+
+/// What a request under way takes of host memory, beside what it brings.
+const REQUEST_BYTES: usize = 1 << 10;
+
+/// Requests under way that a connection does not pay for: who has used up all memory may still look, and stop what holds it.
+const N_FREE_REQUESTS: usize = 8;
+
+/// No file has a longer name, and each registered program is one.
+const PROGRAM_NAME_BYTES_MAX: usize = 255;
 
 /// The client at the other end, and what was agreed.
 pub(super) struct ConnectedClient {
@@ -53,11 +61,11 @@ pub(super) struct Connection<S> {
     outbox: Arc<Outbox>,
     /// What is held for its client.
     account: Arc<Account>,
-    /// For what its user asks about the daemon.
-    questions: Arc<Semaphore>,
+    /// For requests under way.
+    paid: HostCharge,
+    /// Those of its user.
+    turns: Arc<Turns>,
     last_id: u64,
-    /// A request that came when there was no room for its answer. Nothing is read behind it.
-    held: Option<ClientMessage>,
     /// In the order in which they came, and in which they are stopped.
     requests: BTreeMap<u64, Request>,
     running: FuturesUnordered<BoxFuture<'static, (u64, Ending)>>,
@@ -114,17 +122,17 @@ impl<S: Service> Connection<S> {
     /// One without requests. What is held for its client is charged to `account`.
     pub(super) fn new(sessions: Arc<Sessions<S>>, client: ConnectedClient, account: Arc<Account>) -> Self {
         let ConnectedClient { actor, version, session_id, frame_bytes_max } = client;
-        let questions = sessions.questions.of(actor.uid);
+        let turns = sessions.turns.of(actor.uid);
         Self {
             sessions,
             actor,
             version,
             session_id,
             outbox: Arc::new(Outbox::paid_by(frame_bytes_max, BufferCharge::new(&account))),
+            paid: HostCharge::none(&account),
             account,
-            questions,
+            turns,
             last_id: 0,
-            held: None,
             requests: BTreeMap::new(),
             running: FuturesUnordered::new(),
             phase: Phase::Open,
@@ -137,7 +145,7 @@ impl<S: Service> Connection<S> {
     /// The client broke the protocol, or the connection failed; it has been told if it listens.
     pub(super) async fn serve<R, W>(
         mut self,
-        mut reader: FrameReader<R>,
+        reader: FrameReader<R>,
         mut writer: W,
         shutdown: CancellationToken,
     ) -> Result<(), SessionError>
@@ -145,7 +153,8 @@ impl<S: Service> Connection<S> {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let result = self.exchange(&mut reader, &mut writer, &shutdown).await;
+        let intake = Intake::new(reader, &self.turns);
+        let result = self.exchange(intake, &mut writer, &shutdown).await;
         self.stop_all(StopReason::Disconnected);
         let last_word = match &result {
             Err(SessionError::Wire(WireError::Io(_))) | Ok(Parting::ClientLeft) => None,
@@ -165,9 +174,10 @@ impl<S: Service> Connection<S> {
         result.map(|_| ())
     }
 
+    /// `intake` goes with this: a turn of the user's is not held while the connection is taken down.
     async fn exchange<R, W>(
         &mut self,
-        reader: &mut FrameReader<R>,
+        mut intake: Intake<R>,
         writer: &mut W,
         shutdown: &CancellationToken,
     ) -> Result<Parting, SessionError>
@@ -175,7 +185,6 @@ impl<S: Service> Connection<S> {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut n_handled = 0_u32;
         loop {
             if let Phase::ShuttingDown { .. } = self.phase
                 && self.requests.is_empty()
@@ -192,22 +201,10 @@ impl<S: Service> Connection<S> {
                 biased;
                 Some((id, ending)) = self.running.next() => self.end(id, ending),
                 written = unconstrained(self.outbox.write(writer)) => written?,
-                () = unconstrained(self.outbox.room(Room::Answers)), if self.held.is_some() => {
-                    if let Some(message) = self.held.take() {
-                        self.handle(message)?;
-                    }
-                }
-                message = unconstrained(reader.next()), if self.held.is_none() => {
+                message = unconstrained(intake.next(&self.outbox)) => {
                     let Some(message) = message? else { return Ok(Parting::ClientLeft) };
-                    if matches!(message, ClientMessage::Request { .. }) && !self.outbox.has_room(Room::Answers) {
-                        self.held = Some(message);
-                    } else {
-                        self.handle(message)?;
-                    }
-                    n_handled += 1;
-                    if n_handled.is_multiple_of(N_MESSAGES_PER_TURN) {
-                        tokio::task::yield_now().await;
-                    }
+                    self.handle(message)?;
+                    intake.rest().await;
                 }
                 () = self.phase.over(shutdown) => match self.phase {
                     Phase::Open => {
@@ -234,6 +231,7 @@ impl<S: Service> Connection<S> {
                 }
                 self.last_id = id;
                 if let Err(error) = self.begin(id, call) {
+                    self.pay_for_fewer();
                     self.send_end(id, Err(error).into());
                 }
             }
@@ -270,6 +268,7 @@ impl<S: Service> Connection<S> {
             let n_requests = self.requests.len() as u64 + 1;
             return Err(ErrorBody::over_limit("requests in flight", n_requests, n_requests_max as u64));
         }
+        self.pay_for(self.requests.len() + 1)?;
         let service = self.sessions.service.clone();
         let (actor, version) = (self.actor, self.version);
         match call {
@@ -322,7 +321,11 @@ impl<S: Service> Connection<S> {
                 });
             }
             Call::Stop { guest_id } => {
-                self.run(id, async move { service.stop(actor, guest_id).await.map(|()| Value::Done) });
+                let turns = self.turns.clone();
+                self.run(id, async move {
+                    let _turn = turns.stops.acquire().await;
+                    service.stop(actor, guest_id).await.map(|()| Value::Done)
+                });
             }
             Call::Shutdown => {
                 let control = Arc::new(Control::default());
@@ -335,19 +338,29 @@ impl<S: Service> Connection<S> {
         Ok(())
     }
 
+    /// Pays for so many requests under way in the place of those before.
+    fn pay_for(&mut self, n_requests: usize) -> Result<(), ErrorBody> {
+        let n_bytes = n_requests.saturating_sub(N_FREE_REQUESTS) * REQUEST_BYTES;
+        self.paid.resize(n_bytes as u64).map_err(|exceeded| over_host_bytes(&exceeded))
+    }
+
+    /// Pays for the requests that are left.
+    fn pay_for_fewer(&mut self) {
+        // What becomes less is paid for.
+        let _ = self.pay_for(self.requests.len());
+    }
+
     fn begin_start(&mut self, id: u64, start: Start) -> Result<(), ErrorBody> {
         let limits = &self.sessions.guest_limits;
         let credit_bytes_max = limits.output_bytes_in_flight as u64;
-        if start.program == Program::Unknown {
-            return Err(unsupported("program"));
-        }
+        let program_bytes = check_program(&start.program)?;
         if start.credit_bytes > credit_bytes_max {
             return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, credit_bytes_max));
         }
         let credit_bytes = usize::try_from(start.credit_bytes).expect("within the limit");
         let argument_bytes = limits.check_arguments(&start.arguments).map_err(|error| refused(&error))?;
         let name_bytes = [&start.model, &start.label].into_iter().flatten().map(String::len).sum::<usize>();
-        let n_bytes = (START_BYTES + argument_bytes + name_bytes) as u64;
+        let n_bytes = (START_BYTES + argument_bytes + name_bytes + program_bytes) as u64;
         let charge =
             HostCharge::new(&self.account, n_bytes).map_err(|exceeded| over_host_bytes(&exceeded))?;
         let (inbox, messages) = inbox(limits.n_messages, limits.inbox_bytes);
@@ -438,9 +451,9 @@ impl<S: Service> Connection<S> {
     where
         F: Future<Output = Result<Value, ErrorBody>> + Send + 'static,
     {
-        let turns = self.questions.clone();
+        let turns = self.turns.clone();
         self.run(id, async move {
-            let _turn = turns.acquire().await;
+            let _turn = turns.questions.acquire().await;
             question.await
         });
     }
@@ -468,6 +481,7 @@ impl<S: Service> Connection<S> {
 
     fn end(&mut self, id: u64, ending: Ending) {
         if self.requests.remove(&id).is_some() {
+            self.pay_for_fewer();
             self.send_end(id, ending);
         }
     }
@@ -503,6 +517,21 @@ async fn say_last<W: AsyncWrite + Unpin>(
 enum Parting {
     ClientLeft,
     ShuttingDown,
+}
+
+/// Bytes of a program's name, unless the program is of an unknown kind, or cannot be registered under that name.
+fn check_program(program: &Program) -> Result<usize, ErrorBody> {
+    match program {
+        Program::Component { .. } => Ok(0),
+        Program::Named { name } if name.len() <= PROGRAM_NAME_BYTES_MAX => Ok(name.len()),
+        Program::Named { name } => {
+            let n_bytes = name.len();
+            let name = shown_name(name);
+            let message = format!("no program {name:?} is registered, nor any of a name of {n_bytes} bytes");
+            Err(ErrorBody::new(ErrorCode::UnknownProgram, message).about("program").with_value(name))
+        }
+        Program::Unknown => Err(unsupported("program")),
+    }
 }
 
 fn unsupported(what: &str) -> ErrorBody {

@@ -16,8 +16,8 @@ use super::actor::{Actor, Quota};
 use super::connection::{ConnectedClient, Connection};
 use super::limits::SessionLimits;
 use super::memory::BufferCharge;
-use super::questions::Questions;
 use super::service::Service;
+use super::turns::UserTurns;
 use super::uploads::{Uploads, UploadsUsed};
 use super::used::{SessionsUsed, Used};
 use crate::guest::GuestLimits;
@@ -104,7 +104,7 @@ pub struct Sessions<S> {
     pub(super) guest_limits: GuestLimits,
     connections: Arc<Quota>,
     pub(super) uploads: Arc<Uploads>,
-    pub(super) questions: Questions,
+    pub(super) turns: UserTurns,
     n_sessions_begun: AtomicU64,
 }
 
@@ -115,7 +115,7 @@ impl<S: Service> Sessions<S> {
             service,
             connections: Quota::new(limits.n_connections),
             uploads: Uploads::new(limits.n_uploads, limits.n_uploads_waiting),
-            questions: Questions::default(),
+            turns: UserTurns::default(),
             n_sessions_begun: AtomicU64::new(0),
             limits,
             guest_limits,

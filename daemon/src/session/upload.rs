@@ -140,7 +140,9 @@ impl Desk {
         // A task of its own, so that the service can neither hold up the connection nor take it down. The permit is
         // held until the component is stored, because its bytes are.
         let store = tokio::spawn(async move {
-            service.store_component(actor, hash, Bytes::from(upload.bytes)).await?;
+            // What it is kept by is its length: the list may have room for twice as much.
+            let bytes = Bytes::from(upload.bytes.into_boxed_slice());
+            service.store_component(actor, hash, bytes).await?;
             drop(charge);
             permit.stored();
             Ok(())

@@ -56,22 +56,25 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// # Errors
     /// The connection failed or ended inside a frame, the frame is too large, or it is not such a message.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
+        if self.arrive().await?.is_none() {
+            return Ok(None);
+        }
+        let message = self.peek();
+        self.consume()?;
+        message
+    }
+
+    /// Waits until a whole frame is there, and says how many bytes it has; `None` when the connection ends between two
+    /// frames. The frame stays there, undecoded. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// The connection failed or ended inside a frame, or the frame is too large.
+    pub async fn arrive(&mut self) -> Result<Option<usize>, WireError> {
         loop {
-            let expected = match self.buffer.first_chunk::<HEADER_BYTES>() {
-                None => HEADER_BYTES,
-                Some(header) => {
-                    let n_bytes = u32::from_le_bytes(*header) as usize;
-                    if n_bytes > self.frame_bytes_max {
-                        return Err(WireError::FrameTooLarge { n_bytes, limit: self.frame_bytes_max });
-                    }
-                    HEADER_BYTES + n_bytes
-                }
-            };
-            // With less than a header, the range starts past the end.
-            if let Some(frame) = self.buffer.get(HEADER_BYTES..expected) {
-                let message = decode(frame);
-                self.consume(expected)?;
-                return message.map(Some);
+            let length = self.length()?;
+            let expected = HEADER_BYTES + length.unwrap_or(0);
+            if length.is_some() && self.buffer.len() >= expected {
+                return Ok(length);
             }
             let n_missing = expected - self.buffer.len();
             let n_more = n_missing.clamp(GROW_BYTES / 4, GROW_BYTES);
@@ -86,13 +89,41 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    fn consume(&mut self, n_bytes: usize) -> Result<(), WireError> {
-        self.buffer.advance(n_bytes);
+    /// Decodes the frame in front and leaves it there; `None` where no whole frame is there.
+    ///
+    /// # Errors
+    /// It is not such a message.
+    pub fn peek<T: DeserializeOwned>(&self) -> Result<Option<T>, WireError> {
+        let Some(n_bytes) = self.length()? else { return Ok(None) };
+        let Some(frame) = self.buffer.get(HEADER_BYTES..HEADER_BYTES + n_bytes) else { return Ok(None) };
+        decode(frame).map(Some)
+    }
+
+    /// Drops the frame in front; nothing where no whole frame is there.
+    ///
+    /// # Errors
+    /// Nobody pays for the buffer.
+    pub fn consume(&mut self) -> Result<(), WireError> {
+        let Some(n_bytes) = self.length()? else { return Ok(()) };
+        if self.buffer.len() < HEADER_BYTES + n_bytes {
+            return Ok(());
+        }
+        self.buffer.advance(HEADER_BYTES + n_bytes);
         if self.buffer.is_empty() && self.buffer.capacity() > KEEP_BYTES {
             self.buffer = BytesMut::new();
             self.held.resize(0)?;
         }
         Ok(())
+    }
+
+    /// Bytes of the frame in front, once its header is there.
+    fn length(&self) -> Result<Option<usize>, WireError> {
+        let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let n_bytes = u32::from_le_bytes(*header) as usize;
+        if n_bytes > self.frame_bytes_max {
+            return Err(WireError::FrameTooLarge { n_bytes, limit: self.frame_bytes_max });
+        }
+        Ok(Some(n_bytes))
     }
 }
 

@@ -305,6 +305,27 @@ fn an_empty_frame_is_no_message() {
 }
 
 #[test]
+fn a_frame_that_has_arrived_stays_until_it_is_consumed() {
+    run(async {
+        let messages = [ClientMessage::Cancel { id: 1 }, ClientMessage::Chunk { id: 2, bytes: vec![3; 100] }];
+        let bytes: Vec<u8> = messages.iter().flat_map(frame_now).collect();
+        let mut reader = FrameReader::new(in_pieces(bytes, 10), FRAME_BYTES_MAX);
+        assert_eq!(reader.peek::<ClientMessage>().unwrap(), None, "nothing has come");
+        for message in messages {
+            let length = frame_now(&message).len() - 4;
+            for _ in 0..2 {
+                assert_eq!(reader.arrive().await.unwrap(), Some(length));
+                assert_eq!(reader.peek::<ClientMessage>().unwrap().as_ref(), Some(&message));
+            }
+            reader.consume().unwrap();
+            // There is none in front any more.
+            reader.consume().unwrap();
+        }
+        assert_eq!(reader.arrive().await.unwrap(), None);
+    });
+}
+
+#[test]
 fn reading_can_be_given_up_at_any_byte() {
     use poll::poll_once;
     run(async {

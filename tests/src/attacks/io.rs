@@ -1,7 +1,7 @@
 //! Attacks by output and input: floods, and what nobody takes.
 
 use super::Attacker::{Client, Component, Guest};
-use super::clients::{messages, outputs};
+use super::clients::{frames, messages, outputs, starts};
 use super::ends::{BUSY, BUSY_OR_TRAPPED, IDLE, INBOX, LATE, MESSAGE, NO_GUEST, UNREAD_OR_LATE, WELL};
 use super::{Attack, Category, ClientFn, End, components};
 
@@ -49,6 +49,8 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("profile-unread", outputs::profile_unread, UNREAD_OR_LATE),
     client("recording-of-a-flood", outputs::recording_of_a_flood, ORDERLY_RECORDING),
     client("requests-unread", outputs::requests_unread, WELL),
+    client("starts-unread", starts::starts_unread, WELL).alone().copies(1),
+    client("surplus-fields", frames::surplus_fields, WELL).alone().copies(1),
     client("infos", outputs::infos, WELL),
     client("lists", outputs::lists, WELL),
     client("message-too-long", messages::too_long, MESSAGE).brief(),

@@ -39,6 +39,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("cancel-at-once", leaving::cancel_at_once, WELL),
     client("stop-of-a-guest", leaving::stop_of_a_guest, CANCELLED).brief(),
     client("stop-of-nobody", rights::stop_of_nobody, NO_GUEST).brief(),
+    client("stops-of-nothing", rights::stops_of_nothing, NO_GUEST_OR_MEMORY).alone().copies(1),
     client("stop-of-all", rights::stop_of_all, NO_GUEST).brief().alone().of_a_stranger(),
     client("shutdown", rights::shutdown, DENIED).brief().of_a_stranger(),
     client("unload", rights::unload, DENIED).brief().of_a_stranger(),
@@ -52,5 +53,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("starts-in-a-row", crowds::starts_in_a_row, WELL),
     client("starts-at-once", crowds::starts_at_once, CROWDED).alone().copies(1),
 ];
+
+/// Requests under way are paid for.
+const NO_GUEST_OR_MEMORY: &[End] =
+    &[End { code: "unknown_guest", name: None }, End { code: "budget_exceeded", name: Some("host_bytes") }];
 
 const CROWDED: &[End] = &[End { code: "ok", name: None }, End { code: "limit_exceeded", name: None }];

@@ -197,9 +197,11 @@ async fn a_guest_is_stopped_by_its_deadline_by_others_and_by_nobody_waiting() {
     assert_eq!(guest.end.await, GuestEnd::Stopped);
 
     let (guest, _receiver) = house.start_with(&looping, &[]).expect("started");
-    house.host.stop(guest.id).expect("it runs");
+    let other = Some(ActorId(u32::MAX));
+    house.host.stop(guest.id, other).expect_err("it is not theirs");
+    house.host.stop(guest.id, None).expect("it runs");
     assert_eq!(guest.end.await, GuestEnd::Stopped);
-    house.host.stop(guest.id).expect_err("it has ended");
+    house.host.stop(guest.id, None).expect_err("it has ended");
 
     let (guest, _receiver) = house.start_with(&looping, &[]).expect("started");
     drop(guest);

@@ -55,7 +55,10 @@ async fn uploads_are_what_was_announced() {
     assert_eq!((error.name.as_deref(), error.limit), (Some("chunk bytes"), Some(256 * 1024)));
     upload(&mut raw, 7, hash(&large), 300_000, &[&large[..200_000], &large[200_000..]]).await;
     assert_eq!(raw.end().await, (7, Ok(Value::Done)));
-    assert_eq!(world.fake.components.lock().unwrap().len(), 2);
+    let stored = world.fake.components.lock().unwrap().remove(&hash(&large)).expect("it is stored");
+    let n_bytes_held = stored.try_into_mut().expect("nobody else has it").capacity();
+    assert_eq!(n_bytes_held, 300_000, "no more is held than what was sent");
+    assert_eq!(world.fake.components.lock().unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -166,6 +169,66 @@ async fn requests_in_flight_are_counted() {
     assert_eq!(raw.end().await.0, 2);
     raw.send(ClientMessage::Request { id: 4, call: Call::Models }).await;
     assert_eq!(raw.end().await.0, 4);
+}
+
+#[tokio::test]
+async fn requests_under_way_are_paid_for() {
+    let world = World::new();
+    let session = SharedBudget { host_bytes: Some(10 << 10), ..SharedBudget::default() };
+    let budgets = Budgets { session, ..Budgets::default() };
+    world.fake.accounts.set(Accounts::new(&budgets, 1 << 30)).expect("nobody is connected");
+    let mut raw = world.raw().await;
+    // Four send, the others wait. Ten are paid for, and eight are not.
+    for id in 1..=19_u64 {
+        upload(&mut raw, id, hash(&id.to_le_bytes()), 1, &[]).await;
+    }
+    let (id, error) = raw.end().await;
+    let error = error.unwrap_err();
+    assert_eq!(
+        (id, error.code, error.name.as_deref(), error.limit),
+        (19, ErrorCode::BudgetExceeded, Some("host_bytes"), Some(10 << 10))
+    );
+    // What is over is paid for no longer.
+    raw.send(ClientMessage::Cancel { id: 18 }).await;
+    assert_eq!(raw.end().await.0, 18);
+    upload(&mut raw, 20, hash(b"ab"), 2, &[]).await;
+    assert!(raw.is_silent().await, "it waits, and is not refused");
+    assert_eq!(world.fake.accounts.get().map(|accounts| accounts.used(Resource::HostBytes)), Some(10 << 10));
+}
+
+#[tokio::test]
+async fn a_program_of_a_name_that_no_file_has_is_refused_at_once() {
+    let world = World::new();
+    let mut raw = world.raw().await;
+    raw.start(1, &"é".repeat(400_000), "", 10).await;
+    let (id, error) = raw.end().await;
+    let error = error.unwrap_err();
+    assert_eq!((id, &error.code, error.name.as_deref()), (1, &ErrorCode::UnknownProgram, Some("program")));
+    assert!(error.message.len() < 500 && error.message.contains("800000 bytes"), "{error}");
+    assert_eq!(world.fake.n_alive(), 0);
+}
+
+#[tokio::test]
+async fn who_asks_much_may_still_stop_and_small_frames_do_not_wait_for_large_ones() {
+    let world = World::new();
+    let mut raw = world.raw().await;
+    raw.start(1, "forever", "", 1000).await;
+    let Event::Started { guest_id } = raw.event().await else { panic!("it is started first") };
+    // All turns of the user are taken, but that for stops.
+    let turns = world.sessions.turns.of(super::ALICE.uid);
+    let _questions = turns.questions.acquire_many(2).await.unwrap();
+    let _frames = turns.frames.acquire().await.unwrap();
+    let mut other = world.raw().await;
+    other.send(ClientMessage::Request { id: 1, call: Call::Guests }).await;
+    other.send(ClientMessage::Request { id: 2, call: Call::Stop { guest_id } }).await;
+    assert_eq!(other.end().await, (2, Ok(Value::Done)));
+    assert_eq!(raw.end().await.0, 1);
+    // Stops have turns of their own.
+    let stops = turns.stops.acquire().await.unwrap();
+    other.send(ClientMessage::Request { id: 3, call: Call::Stop { guest_id: 99 } }).await;
+    assert!(other.is_silent().await);
+    drop(stops);
+    assert_eq!(other.end().await.0, 3);
 }
 
 #[tokio::test]

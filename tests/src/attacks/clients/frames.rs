@@ -89,4 +89,21 @@ clients! {
         let unknown = framed(b"\x82\xa4type\xa8teleport\xa2id\x09");
         answered(&site, &[unknown.repeat(10_000), info(1)].concat(), 1).await
     }
+    /// Cancels of nothing with a field that nobody knows, of nearly as many values as a frame may have, on 128 connections. What
+    /// comes after is answered.
+    surplus_fields(site) {
+        let n: u32 = 131_000;
+        let cancel = &b"\x83\xa4type\xa6cancel\xa2id\x09\xa4more\xdd"[..];
+        let bytes = framed(&[cancel, &n.to_be_bytes(), &vec![0xc0; n as usize]].concat());
+        let mut all = Vec::new();
+        for _ in 0..128 {
+            all.push(Raw::connect(&site.socket).await?);
+        }
+        while site.goes_on() {
+            for raw in &mut all {
+                raw.send_bytes(&bytes).await?;
+            }
+        }
+        all[0].ask(Call::Info).await
+    }
 }

@@ -1,6 +1,6 @@
 //! What is not this user's to do.
 
-use trellis_wire::{Call, ClientMessage};
+use trellis_wire::{Call, ClientMessage, ServerMessage};
 
 use super::clients;
 use crate::attacks::raw::Raw;
@@ -8,6 +8,25 @@ use crate::attacks::{Ending, Site};
 
 async fn ask(site: &Site, call: Call) -> std::io::Result<Ending> {
     Raw::connect(&site.socket).await?.ask(call).await
+}
+
+/// Waits for the ends of so many stops of nobody's guest; the last one, or one that ended otherwise.
+async fn ends_of_stops(raw: &mut Raw, n: usize) -> std::io::Result<Ending> {
+    let mut n_ended = 0;
+    loop {
+        match raw.next().await? {
+            Some(ServerMessage::End { outcome, .. }) => {
+                n_ended += 1;
+                let ending = Ending::from(outcome);
+                if n_ended == n || ending.code != "unknown_guest" {
+                    return Ok(ending);
+                }
+            }
+            Some(ServerMessage::Fault { error }) => return Ok(error.into()),
+            Some(_) => {}
+            None => return Ok(Ending::closed()),
+        }
+    }
 }
 
 clients! {
@@ -22,6 +41,28 @@ clients! {
             }
         }
         raw.ask(Call::Stop { guest_id: 0 }).await
+    }
+    /// As many at once as there may be, on 64 connections.
+    stops_of_nothing(site) {
+        const N_REQUESTS: usize = 256;
+        let mut all = Vec::new();
+        for _ in 0..64 {
+            all.push(Raw::connect(&site.socket).await?);
+        }
+        while site.goes_on() {
+            for raw in &mut all {
+                for _ in 0..N_REQUESTS {
+                    raw.request(Call::Stop { guest_id: 0 }).await?;
+                }
+            }
+            for raw in &mut all {
+                let ending = ends_of_stops(raw, N_REQUESTS).await?;
+                if ending.code != "unknown_guest" {
+                    return Ok(ending);
+                }
+            }
+        }
+        all[0].ask(Call::Stop { guest_id: 0 }).await
     }
     shutdown(site) { ask(&site, Call::Shutdown).await }
     unload(site) { ask(&site, Call::Unload { model: "tiny".to_owned(), drain_ms: Some(0) }).await }

@@ -22,10 +22,42 @@ async fn with_credit(site: &Site, mode: &str, credit_bytes: u64) -> std::io::Res
     raw.ask(call).await
 }
 
+/// Asks and starts without reading the answers, until the attack is over.
+async fn unread(site: Site, start: Start) -> std::io::Result<Ending> {
+    let mut raw = Raw::connect(&site.socket).await?;
+    let ask = async {
+        loop {
+            raw.request(Call::Limits).await?;
+            raw.request(Call::Start(start.clone())).await?;
+        }
+    };
+    match tokio::time::timeout_at(site.until.into(), ask).await {
+        Ok(outcome) => outcome,
+        Err(_) => Ok(Ending::well()),
+    }
+}
+
 clients! {
     arguments_too_long(site) { start(&site, "exit-well", |start| start.arguments.push("x".repeat(300 << 10))).await }
     arguments_too_many(site) {
         start(&site, "no-such-mode", |start| start.arguments.extend(vec![String::new(); 100_000])).await
+    }
+    /// As many arguments as a frame holds, each empty, on 16 connections whose answers nobody takes: the last ones find no room
+    /// for an answer.
+    starts_unread(site) {
+        let start = Start { arguments: vec![String::new(); 130_000], ..start_of(&site.hostile, &[]) };
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            all.spawn(unread(site.clone(), start.clone()));
+        }
+        let mut last = Ending::well();
+        while let Some(ended) = all.join_next().await {
+            let ending = ended.map_err(std::io::Error::other)??;
+            if !ending.is_well() {
+                last = ending;
+            }
+        }
+        Ok(last)
     }
     label_too_long(site) { start(&site, "exit-well", |start| start.label = Some("x".repeat(500_000))).await }
     label_of_escapes(site) {
