@@ -32,8 +32,8 @@ pub enum Resource {
     HostPages,
     /// Contexts open or saved.
     Contexts,
-    /// Bytes of host memory: on a guest's account for its token lists, masks and grammars, on those above it for the memory
-    /// of guests, their code, inboxes and outputs as well.
+    /// Bytes of host memory: on a guest's account for its token lists, masks and grammars, what its generations have drawn and its
+    /// calls hold, on those above it for the memory of guests, their code, inboxes and outputs as well.
     HostBytes,
 }
 

@@ -46,6 +46,12 @@ impl Lane {
     /// That of a queue whose items are all of one kind.
     pub const ONLY: Self = Self(0);
 
+    /// That of the kind of this number, in a queue whose items are of a few.
+    #[must_use]
+    pub const fn numbered(number: usize) -> Self {
+        Self(number)
+    }
+
     /// The lane of a class of the model that has this place on its device.
     pub(crate) fn of(place: usize, class: Class) -> Self {
         Self(2 * place + class as usize)
@@ -228,9 +234,15 @@ impl<T> FairQueue<T> {
     }
 
     /// The item that [`Self::pop`] would take.
-    pub(crate) fn peek(&mut self, lane: Lane) -> Option<&T> {
+    pub fn peek(&mut self, lane: Lane) -> Option<&T> {
         let guest = self.next_guest(lane);
         self.node(guest).lane(lane)?.items.front().map(|(item, _)| item)
+    }
+
+    /// The lane of these whose next item is of those that are furthest behind; of several the first.
+    pub fn first_of(&mut self, lanes: impl IntoIterator<Item = Lane>) -> Option<Lane> {
+        let firsts = lanes.into_iter().filter_map(|lane| Some((lane, self.virtual_times(lane)?)));
+        firsts.min_by(|(_, one), (_, other)| one.compare(other)).map(|(lane, _)| lane)
     }
 
     /// Whose item comes next: the root, if none does.

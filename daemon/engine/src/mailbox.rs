@@ -12,6 +12,10 @@ use crate::batch::Token;
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::remote::Outward;
 
+/// What may have come for a ticket in so many pieces before the room for it is given back once it is taken: a guest that has let a run
+/// of a hundred thousand tokens come to its end is no reason to keep ten megabytes while the guest lives.
+const N_DONE_KEPT: usize = 64;
+
 /// What wants to hear of each token of a run as soon as it is there, whether or not its guest takes it. Told on the engine's
 /// thread, which it must not hold up.
 pub(crate) trait Watch: std::fmt::Debug + Send + Sync {
@@ -65,6 +69,22 @@ struct Compartment {
     done: VecDeque<Done>,
     waker: Option<Waker>,
     watch: Option<Arc<dyn Watch>>,
+}
+
+impl Compartment {
+    /// What came first of what is not taken.
+    fn pop(&mut self) -> Option<Done> {
+        let done = self.done.pop_front();
+        self.let_go_of_room();
+        done
+    }
+
+    /// Gives back what many took that are gone.
+    fn let_go_of_room(&mut self) {
+        if self.done.is_empty() && self.done.capacity() > N_DONE_KEPT {
+            self.done = VecDeque::new();
+        }
+    }
 }
 
 impl Compartments {
@@ -138,7 +158,7 @@ impl Ticket {
 
     /// What has come, if anything has.
     pub(crate) fn try_take(&self) -> Option<Done> {
-        self.mailbox.lock().get(self.tag)?.done.pop_front()
+        self.mailbox.lock().get(self.tag)?.pop()
     }
 
     /// The tokens of a run that have come and were not taken.
@@ -154,7 +174,7 @@ impl Ticket {
             let mut compartments = self.mailbox.lock();
             let is_closed = compartments.is_closed;
             let compartment = compartments.get(self.tag).expect("the place is taken");
-            match compartment.done.pop_front() {
+            match compartment.pop() {
                 Some(done) => Poll::Ready(Some(done)),
                 None if is_closed => Poll::Ready(None),
                 None => {
@@ -176,6 +196,7 @@ impl Drop for Ticket {
         if let Some(compartment) = compartments.get(self.tag) {
             compartment.generation = compartment.generation.wrapping_add(1);
             compartment.done.clear();
+            compartment.let_go_of_room();
             compartment.waker = None;
             compartment.watch = None;
             compartments.free.push(self.tag.place() as u32);
@@ -196,5 +217,31 @@ mod tests {
         assert!(mailbox.deliver(Tag::new(0, 0), Done::Expelled(Violation::NotForGuests)).is_none());
         assert!(matches!(first.take().await, Some(Done::Kept(Ok(())))), "what came before it is there");
         assert!(second.take().await.is_none());
+    }
+
+    #[test]
+    fn what_once_came_for_a_ticket_takes_no_memory_afterwards() {
+        let mailbox = Arc::<Mailbox>::default();
+        let capacity = |ticket: &Ticket| mailbox.lock().all[ticket.tag().place()].done.capacity();
+        let deliver = |ticket: &Ticket, n: usize| {
+            for _ in 0..n {
+                assert!(mailbox.deliver(ticket.tag(), Done::Kept(Ok(()))).is_none(), "nobody waits");
+            }
+        };
+        let (taken, dropped) = (mailbox.ticket(), mailbox.ticket());
+        for ticket in [&taken, &dropped] {
+            deliver(ticket, 1_000);
+            assert!(capacity(ticket) >= 1_000);
+        }
+        let n_taken = std::iter::from_fn(|| taken.try_take()).count();
+        assert_eq!((n_taken, capacity(&taken)), (1_000, 0));
+        let place = dropped.tag().place();
+        drop(dropped);
+        assert_eq!(mailbox.lock().all[place].done.capacity(), 0);
+        // What is usual comes into room that is there.
+        deliver(&taken, N_DONE_KEPT / 2);
+        let usual = capacity(&taken);
+        while taken.try_take().is_some() {}
+        assert_eq!(capacity(&taken), usual);
     }
 }

@@ -13,6 +13,7 @@ use trellis_engine::account::{ActorId, Owner};
 use trellis_engine::fair::{FairQueue, Lane, Seat};
 
 use super::cpu::CpuClock;
+use super::rooms::{Kind, Texts};
 use super::threads::{as_ns, give_way};
 
 /// By how much it gives way to the daemon's other threads, in the system's steps of niceness: as guests do.
@@ -36,7 +37,7 @@ const NO_ROWS: usize = 0;
 /// Runs long work of guests on threads of its own. Each user may have as many as there are processors, and what waits of one
 /// user is served by fair shares of processor time of its sessions and guests. So no user waits for the work of another, and
 /// the system shares the processors between the threads of all: those of users with smaller shares are nicer to those of users
-/// with larger ones.
+/// with larger ones. Texts to encode wait for room as well, since they take some hundred times their length while they are under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside(Arc<Mutex<Pieces>>);
 
@@ -46,16 +47,25 @@ struct Pieces {
     n_running: usize,
     n_running_max: usize,
     n_running_of_user_max: usize,
+    texts: Texts,
     /// Pieces that were begun, ever.
     n_begun: u64,
+}
+
+/// A piece that waits for its turn.
+struct Waiting {
+    begin: oneshot::Sender<Running>,
+    /// Bytes of text that it encodes.
+    text_bytes: usize,
 }
 
 struct OfUser {
     /// Its weight beside other users.
     share: NonZeroU32,
-    waiting: FairQueue<oneshot::Sender<Running>>,
+    waiting: FairQueue<Waiting>,
     n_waiting: usize,
     n_running: usize,
+    texts: Texts,
     n_places: usize,
     /// When its last piece was begun, in pieces that were begun.
     last_begun: u64,
@@ -64,7 +74,28 @@ struct OfUser {
 impl OfUser {
     fn new(share: NonZeroU32) -> Self {
         let waiting = FairQueue::default();
-        Self { share, waiting, n_waiting: 0, n_running: 0, n_places: 0, last_begun: 0 }
+        let texts = Texts::default();
+        Self { share, waiting, n_waiting: 0, n_running: 0, texts, n_places: 0, last_begun: 0 }
+    }
+
+    /// Where its next piece waits, of those that may begin. `all` are the texts of all users, and `is_claimed` the kinds of which one
+    /// that comes before only waits for room among them: what needs less does not go before it again and again.
+    fn next(&mut self, all: &Texts, is_claimed: &mut [bool; Kind::N]) -> Option<Lane> {
+        let may_begin = Kind::ALL.map(|kind| self.may_begin(kind, all, &mut is_claimed[kind as usize]));
+        let kinds = Kind::ALL.into_iter().zip(may_begin).filter(|(_, may_begin)| *may_begin);
+        self.waiting.first_of(kinds.map(|(kind, _)| kind.lane()))
+    }
+
+    /// Whether the first piece of a kind has room.
+    fn may_begin(&mut self, kind: Kind, all: &Texts, is_claimed: &mut bool) -> bool {
+        let Some(first) = self.waiting.peek(kind.lane()) else { return false };
+        // One that was given up needs none.
+        let text_bytes = if first.begin.is_closed() { 0 } else { first.text_bytes };
+        if *is_claimed || !self.texts.fit_of_user(kind, text_bytes) {
+            return false;
+        }
+        *is_claimed = !all.fit_of_all(kind, text_bytes);
+        !*is_claimed
     }
 
     /// Whether it has less under way for its share than another, or as much, and began its last piece before the other.
@@ -122,13 +153,17 @@ impl Drop for Place {
 struct Running {
     beside: Beside,
     actor: ActorId,
+    text_bytes: usize,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         let mut pieces = self.beside.lock();
         pieces.n_running -= 1;
-        pieces.user(self.actor).n_running -= 1;
+        pieces.texts.end(self.text_bytes);
+        let user = pieces.user(self.actor);
+        user.n_running -= 1;
+        user.texts.end(self.text_bytes);
         pieces.forget_if_done(self.actor);
         drop(pieces);
         self.beside.serve();
@@ -146,6 +181,7 @@ impl Beside {
             n_running: 0,
             n_running_max: n_processors * N_USERS,
             n_running_of_user_max: n_processors,
+            texts: Texts::default(),
             n_begun: 0,
         })))
     }
@@ -165,7 +201,21 @@ impl Beside {
         clock: &Arc<CpuClock>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        let (place, turn) = self.wait(owner);
+        self.encode(owner, clock, 0, work).await
+    }
+
+    /// As [`Self::run`], for work that encodes so many bytes of text.
+    ///
+    /// # Panics
+    /// The work does.
+    pub(crate) async fn encode<T: Send + 'static>(
+        &self,
+        owner: &Owner,
+        clock: &Arc<CpuClock>,
+        text_bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let (place, turn) = self.wait(owner, text_bytes);
         let running = turn.await.expect("the queue keeps what is waited for");
         let niceness = self.niceness(owner.account.priority().share);
         let (done, result) = oneshot::channel();
@@ -196,13 +246,14 @@ impl Beside {
         niceness_beside(share, most.unwrap_or(share))
     }
 
-    fn wait(&self, owner: &Owner) -> (Place, oneshot::Receiver<Running>) {
+    fn wait(&self, owner: &Owner, text_bytes: usize) -> (Place, oneshot::Receiver<Running>) {
         let (begin, turn) = oneshot::channel();
         let mut pieces = self.lock();
         let share = owner.account.priority().share;
         let user = pieces.users.entry(owner.actor).or_insert_with(|| OfUser::new(share));
         let seat = user.waiting.seat(owner);
-        user.waiting.push(&seat, Lane::ONLY, begin, NO_ROWS);
+        let lane = Kind::of(text_bytes).lane();
+        user.waiting.push(&seat, lane, Waiting { begin, text_bytes }, NO_ROWS);
         user.n_waiting += 1;
         user.n_places += 1;
         drop(pieces);
@@ -218,7 +269,8 @@ impl Beside {
         }
     }
 
-    /// What comes next, if it may begin: of the user that has the least under way for its share. It counts as such from here on.
+    /// What comes next, if it may begin: of the user that has the least under way for its share, of those with something for which
+    /// there is room. It counts as under way from here on.
     fn next(&self) -> Option<(oneshot::Sender<Running>, Running)> {
         let pieces = &mut *self.lock();
         if pieces.n_running == pieces.n_running_max {
@@ -226,18 +278,25 @@ impl Beside {
         }
         let most = pieces.n_running_of_user_max;
         let may_begin = |(_, user): &(&ActorId, &mut OfUser)| user.n_waiting > 0 && user.n_running < most;
-        let users = pieces.users.iter_mut().filter(may_begin);
-        let (&actor, user) = users.min_by(|(_, user), (_, other)| user.compare(other))?;
-        let begin = user.waiting.pop(Lane::ONLY).expect("it waits");
+        let mut users: Vec<_> = pieces.users.iter_mut().filter(may_begin).collect();
+        users.sort_by(|(_, user), (_, other)| user.compare(other));
+        let mut is_claimed = [false; Kind::N];
+        let (actor, lane, user) = users.into_iter().find_map(|(&actor, user)| {
+            let lane = user.next(&pieces.texts, &mut is_claimed)?;
+            Some((actor, lane, user))
+        })?;
+        let Waiting { begin, text_bytes } = user.waiting.pop(lane).expect("it waits");
         user.n_waiting -= 1;
         user.n_running += 1;
+        user.texts.begin(text_bytes);
         pieces.n_running += 1;
+        pieces.texts.begin(text_bytes);
         // One that was given up costs its user nothing.
         if !begin.is_closed() {
             pieces.n_begun += 1;
             user.last_begun = pieces.n_begun;
         }
-        Some((begin, Running { beside: self.clone(), actor }))
+        Some((begin, Running { beside: self.clone(), actor, text_bytes }))
     }
 }
 
@@ -320,6 +379,55 @@ mod tests {
         assert_eq!(seen, [(1, 1, 0), (1, 1, 1), (1, 1, 3), (1, 1, 4), (1, 2, 0)]);
         let pieces = beside.lock();
         assert!(pieces.users.is_empty() && pieces.n_running == 0);
+    }
+
+    #[tokio::test]
+    async fn long_texts_wait_for_room_and_nothing_else_waits_for_them() {
+        const MIB: usize = 1 << 20;
+        let beside = Beside::of(8);
+        let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+        let begin = |user: u32, guest: u64, text_bytes: usize| {
+            let (beside, begun) = (beside.clone(), begun.clone());
+            let (go, gone) = mpsc::channel::<()>();
+            let work = move || {
+                begun.send((user, guest)).expect("it is waited for");
+                gone.recv().expect("it is told");
+            };
+            let owner = owner(user, guest);
+            let task = async move { beside.encode(&owner, &Arc::default(), text_bytes, work).await };
+            (go, tokio::spawn(task))
+        };
+        let mut first = Vec::new();
+        for user in 1..=4 {
+            first.push(begin(user, 1, MIB));
+            assert_eq!(begins.recv().await, Some((user, 1)));
+        }
+        // Its user has no more room, and then no more has the daemon.
+        let second = begin(1, 2, MIB / 2);
+        tokio::task::yield_now().await;
+        let given_up = begin(5, 1, 2 * MIB);
+        tokio::task::yield_now().await;
+        let third = begin(6, 1, MIB / 2);
+        tokio::task::yield_now().await;
+        let clock = Arc::default();
+        assert_eq!(beside.encode(&owner(5, 2), &clock, 60 << 10, || 1).await, 1, "a short one");
+        assert_eq!(beside.run(&owner(1, 3), &clock, || 2).await, 2, "no text at all");
+        given_up.1.abort();
+        assert!(given_up.1.await.is_err());
+        assert!(begins.try_recv().is_err(), "long ones have begun without room");
+        let (go, ended) = first.remove(0);
+        go.send(()).expect("it waits");
+        ended.await.expect("it ends");
+        let mut now = [begins.recv().await, begins.recv().await];
+        now.sort_unstable();
+        assert_eq!(now, [Some((1, 2)), Some((6, 1))]);
+        for (go, ended) in first.into_iter().chain([second, third]) {
+            go.send(()).expect("it waits");
+            ended.await.expect("it ends");
+        }
+        let pieces = beside.lock();
+        assert!(pieces.users.is_empty() && pieces.n_running == 0);
+        assert_eq!(pieces.texts, Texts::default());
     }
 
     #[tokio::test]

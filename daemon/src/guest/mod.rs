@@ -11,8 +11,8 @@
 //! - On the way: `compile` and `worker` make code of a component, `cache` and `programs` keep it on disk and in memory,
 //!   `flights` sees to it that each component is compiled and loaded once at a time and that users are served fairly;
 //!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
-//!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are what guests run on, `beside` has others for long work; `policy` is the operator's, between a guest
-//!   and its client.
+//!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are
+//!   what guests run on, `beside` has others for long work, with `rooms` for the texts in it; `policy` is the operator's, between a guest and its client.
 //! - Bounds: `memory` over all instances of the guest, `cpu` and `ticker` for processor time, `log` and `io` for output, the
 //!   account for everything that the engine and the host keep for it; `amounts` says what it uses of them, to lists and the log.
 //! - Must not happen: guest code in the daemon before it went through the compiling process; code from anywhere but the
@@ -46,6 +46,7 @@ mod policy;
 mod pool;
 mod profile;
 mod programs;
+mod rooms;
 mod run;
 mod runtime;
 mod store;

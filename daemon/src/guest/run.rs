@@ -147,6 +147,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
         deadline,
         date: Date::from_unix_s(now_s),
         n_run_keys: 0,
+        answer: Vec::new(),
         tape,
         profile: profile.clone(),
         limits: limits.clone(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use trellis_engine::RunKey;
-use trellis_engine::account::Owner;
+use trellis_engine::account::{BudgetExceeded, HostCharge, Owner};
 use trellis_engine::model::Date;
 use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 use wasmtime_wasi::WasiCtx;
@@ -24,6 +24,9 @@ use super::memory::MemoryLimiter;
 use super::profile::Profile;
 use super::tape::Tape;
 
+/// What a call brings or answers up to this length is on no account by itself: it is among what every guest takes.
+const CALL_BYTES_UNPAID: usize = 8 << 10;
+
 /// The state of one guest. Dropping it frees all that the guest holds.
 pub(crate) struct GuestState {
     pub(crate) table: ResourceTable,
@@ -43,6 +46,8 @@ pub(crate) struct GuestState {
     /// The day on which the guest was started, for chat templates.
     pub(crate) date: Option<Date>,
     pub(crate) n_run_keys: u64,
+    /// For the answer of the last call, until the guest calls again.
+    pub(crate) answer: Vec<HostCharge>,
     /// Where the guest's calls are noted, or read.
     pub(crate) tape: Option<Arc<Tape>>,
     /// Where the guest's time is noted.
@@ -54,6 +59,33 @@ impl GuestState {
     pub(crate) fn next_run_key(&mut self) -> RunKey {
         self.n_run_keys += 1;
         RunKey(self.n_run_keys)
+    }
+
+    /// Pays for what a call holds while it is under way, where that is long.
+    ///
+    /// # Errors
+    /// There is not so much left.
+    pub(crate) fn pay_for_call(&self, n_bytes: usize) -> Result<Option<HostCharge>, BudgetExceeded> {
+        (n_bytes > CALL_BYTES_UNPAID)
+            .then(|| HostCharge::new(&self.owner.account, n_bytes as u64))
+            .transpose()
+    }
+
+    /// Pays for an answer, before it is made, until the guest calls again: it is held while the guest makes room for it, which takes as
+    /// long as the guest likes.
+    ///
+    /// # Errors
+    /// There is not so much left.
+    pub(crate) fn pay_for_answer(&mut self, n_bytes: usize) -> Result<(), BudgetExceeded> {
+        self.let_go_of_answer();
+        let charge = self.pay_for_call(n_bytes)?;
+        self.answer.extend(charge);
+        Ok(())
+    }
+
+    /// The guest calls again: it has the answer of the call before.
+    pub(crate) fn let_go_of_answer(&mut self) {
+        self.answer.clear();
     }
 
     /// Gives the guest an object, if it may have one more.

@@ -28,6 +28,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("generate-crowd", &["generate", "4"], BUSY).copies(60),
     guest("generations", &["generations"], HOARD),
     guest("generations-of-nothing", &["generations-of-nothing"], HOST_MEMORY),
+    guest("generations-of-long-tokens", &["generations-of-long-tokens"], HOST_MEMORY),
     guest("generations-dropped", &["generations-of", "16"], BUSY),
     guest("beams-8", &["beams", "8"], BUSY),
     guest("beams-512", &["beams", "512"], ANY_ORDERLY).copies(1),

@@ -36,7 +36,7 @@ const N_LOOKS_OF_A_LINE: u64 = 10;
 const HOST_BYTES: &str = "budgets.daemon.host_bytes";
 
 /// The attacks that take memory: of guests, of the host for them, of sessions, of compilers and of the engine.
-pub const NAMES: [&str; 61] = [
+pub const NAMES: [&str; 63] = [
     "memory",
     "memory-huge",
     "memory-grow",
@@ -78,6 +78,7 @@ pub const NAMES: [&str; 61] = [
     "beams-512",
     "generations",
     "generations-of-nothing",
+    "generations-of-long-tokens",
     "searches",
     "steerings",
     "contexts",
@@ -89,6 +90,7 @@ pub const NAMES: [&str; 61] = [
     "profile-unread",
     "recording-of-a-flood",
     "requests-unread",
+    "starts-unread",
     "answers-unread",
     "inbox-flood",
     "half-frames",

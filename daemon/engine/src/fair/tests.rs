@@ -170,6 +170,20 @@ fn both_classes_draw_on_one_time() {
 }
 
 #[test]
+fn of_two_lanes_the_one_comes_first_whose_next_owner_is_further_behind() {
+    let mut queue = FairQueue::default();
+    let seats = [1, 2].map(|guest| queue.seat(&owner(1, 1, guest)));
+    let lanes = [DECODE, PROMPT];
+    assert_eq!(queue.first_of(lanes), None);
+    queue.push(&seats[0], DECODE, "a", 1);
+    queue.push(&seats[1], PROMPT, "b", 1);
+    assert_eq!(queue.first_of(lanes), Some(DECODE), "both are as far");
+    queue.charge(&seats[0], 10);
+    assert_eq!(queue.first_of(lanes), Some(PROMPT));
+    assert_eq!(queue.first_of([DECODE]), Some(DECODE));
+}
+
+#[test]
 fn a_debt_outlives_the_session_that_ran_it_up() {
     let mut queue = FairQueue::default();
     let (user, other) = (owner(1, 1, 1), owner(1, 2, 2));

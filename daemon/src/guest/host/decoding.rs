@@ -121,6 +121,7 @@ impl Host for GuestState {
     ) -> Result<Vec<Distribution>, HostError> {
         check_n_top(n)?;
         let mut contexts = self.lock_contexts(contexts.iter())?;
+        self.pay_for_answer(contexts.len() * n as usize * size_of::<Candidate>())?;
         let asks = contexts.iter().map(|context| Ask::Top { n: n_candidates(context, n) }).collect();
         let answers = ask_all(&mut contexts, asks).await?;
         Ok(answers
@@ -145,6 +146,7 @@ impl Host for GuestState {
             return Err(invalid("n", value, format!("at most {N_TOPS_MAX} candidates in all")));
         }
         let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
+        self.pay_for_answer(n_places * n as usize * size_of::<Candidate>())?;
         let asks = requests
             .into_iter()
             .zip(&contexts)
@@ -245,6 +247,8 @@ impl Host for GuestState {
             context.model().limits().vocab_size.div_ceil(N_ENTRIES_PER_TOKEN)
         };
         let n_tokens: usize = contexts.iter().map(n_tokens_for).sum();
+        let n_logits: usize = contexts.iter().map(|context| context.model().limits().vocab_size).sum();
+        self.pay_for_answer(n_logits * size_of::<f32>())?;
         self.owner.account.charge(Metered::Tokens, n_tokens as u64)?;
         let asks = contexts.iter().map(|_| Ask::Full).collect();
         let row = |answer| match answer {
@@ -256,6 +260,7 @@ impl Host for GuestState {
 
     async fn embedding(&mut self, contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError> {
         let mut contexts = self.lock_contexts(contexts.iter())?;
+        self.pay_for_answer(state_bytes(&contexts))?;
         let asks = contexts.iter().map(|_| Ask::Embedding).collect();
         let hidden = |answer| match answer {
             Answer::Embedding(hidden) => hidden,
@@ -280,6 +285,7 @@ impl Host for GuestState {
             Pooling::MeanFrom(first) => trellis_engine::Pooling::MeanFrom(first as usize),
         };
         let mut contexts = self.lock_contexts(contexts.iter())?;
+        self.pay_for_answer(n_layers.len() * state_bytes(&contexts))?;
         let ask = |_: &OwnedMutexGuard<Context>| Ask::Hidden { n_layers: n_layers.clone(), pooling };
         let asks = contexts.iter().map(ask).collect();
         let hidden = |answer| match answer {
@@ -300,11 +306,12 @@ impl Host for GuestState {
             context.model().check_attention(&layers, context.tokens().len())?;
         }
         // They are held for the guest until it has them all.
-        let n_tokens = contexts.iter().map(|context| context.tokens().len()).sum();
+        let n_tokens: usize = contexts.iter().map(|context| context.tokens().len()).sum();
         if n_tokens > N_ATTENTION_TOKENS_MAX {
             let n_tokens_max = N_ATTENTION_TOKENS_MAX;
             return Err(EngineError::AttentionTooLong { n_tokens, n_tokens_max }.into());
         }
+        self.pay_for_answer(n_tokens * size_of::<f32>())?;
         let n_charged: usize =
             contexts.iter().map(|context| context.tokens().len().div_ceil(N_ENTRIES_PER_TOKEN)).sum();
         self.owner.account.charge(Metered::Tokens, n_charged as u64)?;
@@ -315,6 +322,11 @@ impl Host for GuestState {
         };
         Ok(ask_all(&mut contexts, asks).await?.into_iter().map(masses).collect())
     }
+}
+
+/// What a hidden state of each context takes.
+fn state_bytes(contexts: &[OwnedMutexGuard<Context>]) -> usize {
+    contexts.iter().map(|context| context.model().limits().hidden_size * size_of::<f32>()).sum()
 }
 
 fn check_continuations(requests: &[ScoreRequest]) -> Result<(), HostError> {

@@ -14,6 +14,7 @@ use super::contexts::lock;
 use super::convert::{check_stop_tokens, count, finish_reason, invalid};
 use super::looks;
 use super::mixtures::{Members, borrowed, no_guesses};
+use super::paid::Paid;
 use super::speculation::Speculation;
 use super::stop_texts::{Scanned, StopTexts};
 use super::types::{Given, GuestContext, HostError, Other};
@@ -84,8 +85,8 @@ struct Writing {
     logprob: f64,
     /// What was looked at in their places.
     tops: Vec<Distribution>,
-    /// Of that, and of what the generation has been given.
-    _charge: HostCharge,
+    /// Of all that, and of what the generation has been given.
+    paid: Paid,
     /// Bytes of all text that was drawn.
     n_text_bytes: usize,
     /// How many they were after each token; none where it ends within a character.
@@ -105,7 +106,12 @@ impl GuestState {
         let mut generations = self.prepare_all(requests)?;
         match try_join_all(generations.iter_mut().map(Generation::run)).await {
             Ok(finishes) => {
-                Ok(generations.into_iter().zip(finishes).map(|(one, finish)| one.complete(finish)).collect())
+                let completions = generations.into_iter().zip(finishes).map(|(one, finish)| {
+                    let (completion, charge) = one.complete(finish);
+                    self.answer.push(charge);
+                    completion
+                });
+                Ok(completions.collect())
             }
             Err(error) => {
                 for generation in &mut generations {
@@ -155,7 +161,7 @@ impl GuestState {
         let is_free = request.stop_texts.is_empty() && client.is_none() && speculation.is_none();
         let n_left = request.max_tokens.map_or(usize::MAX, |n| n as usize).min(context.n_free());
         let n_bytes = own_bytes + looks::n_bytes(&sampler.looks, n_left);
-        let charge = HostCharge::new(&self.owner.account, n_bytes as u64)?;
+        let paid = Paid::new(&self.owner.account, n_bytes)?;
         let ahead = if is_free { Ahead::Unbounded } else { Ahead::Adaptive };
         let editions: Vec<_> =
             std::iter::once(&context).chain(&others).map(|context| Edition::of(context)).collect();
@@ -185,7 +191,7 @@ impl GuestState {
                 logprobs: Vec::new(),
                 logprob: 0.0,
                 tops: Vec::new(),
-                _charge: charge,
+                paid,
                 n_text_bytes: 0,
                 ends: Vec::new(),
                 text: String::new(),
@@ -318,9 +324,10 @@ impl Generation {
         (self.writing.tokens.len(), self.writing.logprob)
     }
 
-    pub(super) fn complete(self, finish: FinishReason) -> Completion {
-        let Writing { tokens, logprobs, tops, text, .. } = self.writing;
-        Completion { tokens, logprobs, tops, text, finish }
+    /// What it has come to, which is paid for until the guest has it.
+    pub(super) fn complete(self, finish: FinishReason) -> (Completion, HostCharge) {
+        let Writing { tokens, logprobs, tops, text, paid, .. } = self.writing;
+        (Completion { tokens, logprobs, tops, text, finish }, paid.into_charge())
     }
 }
 
@@ -350,7 +357,18 @@ impl Writing {
                     self.end(finish_reason(finish));
                 }
             }
+            let drawn_bytes = self.drawn_bytes();
+            self.paid.cover(drawn_bytes)?;
         }
+    }
+
+    /// The host memory of what was drawn, but for what was looked at, which is paid for from the beginning.
+    fn drawn_bytes(&self) -> usize {
+        self.tokens.capacity() * size_of::<Token>()
+            + self.logprobs.capacity() * size_of::<f32>()
+            + self.ends.capacity() * size_of::<Option<usize>>()
+            + self.text.capacity()
+            + self.client.as_ref().map_or(0, |client| client.unsent.capacity())
     }
 
     fn take(&mut self, drawn: Drawn, tokenizer: &Tokenizer) {

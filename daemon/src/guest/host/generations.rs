@@ -6,6 +6,7 @@
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use trellis_engine::account::HostCharge;
 use wasmtime::component::Resource;
 
 use super::convert::{count, invalid};
@@ -57,15 +58,20 @@ impl GuestGenerations {
         }
     }
 
-    /// Hands over one that has ended, or failed.
+    /// Hands over one that has ended, or failed; what it has paid with is kept for the answer.
     async fn hand_over(
         &mut self,
         idx: usize,
         outcome: Result<FinishReason, HostError>,
+        answer: &mut Vec<HostCharge>,
     ) -> wasmtime::Result<EndedGeneration> {
         let mut generation = self.slots[idx].take().expect("it was under way");
         let outcome = match outcome {
-            Ok(finish) => Ok(generation.complete(finish)),
+            Ok(finish) => {
+                let (completion, charge) = generation.complete(finish);
+                answer.push(charge);
+                Ok(completion)
+            }
             Err(HostError::Refused(error)) => {
                 // What went wrong first is what the guest is told.
                 let _ = generation.undo().await;
@@ -107,7 +113,7 @@ impl HostGenerations for GuestState {
         let ended = runs.next().await;
         drop(runs);
         match ended {
-            Some((idx, outcome)) => Ok(Some(all.hand_over(idx, outcome).await?)),
+            Some((idx, outcome)) => Ok(Some(all.hand_over(idx, outcome, &mut self.answer).await?)),
             None => Ok(None),
         }
     }
@@ -132,7 +138,7 @@ impl HostGenerations for GuestState {
         ended.sort_unstable_by_key(|(idx, _)| *idx);
         let mut handed_over = Vec::with_capacity(ended.len());
         for (idx, outcome) in ended {
-            handed_over.push(all.hand_over(idx, outcome).await?);
+            handed_over.push(all.hand_over(idx, outcome, &mut self.answer).await?);
         }
         Ok(handed_over)
     }
@@ -149,7 +155,9 @@ impl HostGenerations for GuestState {
             return Err(invalid("idx", idx, format!("one of {n} that has not been handed over")));
         };
         let finish = generation.cancel().await?;
-        Ok(generation.complete(finish))
+        let (completion, charge) = generation.complete(finish);
+        self.answer.push(charge);
+        Ok(completion)
     }
 
     fn progress(

@@ -23,6 +23,7 @@ mod generations;
 mod looks;
 mod mixtures;
 mod models;
+mod paid;
 pub(crate) mod programs;
 mod samplers;
 mod session;

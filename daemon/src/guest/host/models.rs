@@ -25,6 +25,9 @@ const N_SHORT_MAX: usize = 4 << 10;
 /// What the template puts around one message, counted as bytes of text.
 const MESSAGE_FRAME_BYTES: usize = 32;
 
+/// What a token takes of host memory in the list of all of them.
+const VOCABULARY_ENTRY_BYTES: usize = size_of::<Vec<u8>>() + 16;
+
 impl GuestState {
     /// Does work whose time grows with `length`, of bytes or tokens: here if that is short, otherwise on a thread beside
     /// those that guests share, where it holds up no other guest.
@@ -34,6 +37,18 @@ impl GuestState {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
         if length <= N_SHORT_MAX { work() } else { self.beside.run(&self.owner, &self.cpu, work).await }
+    }
+
+    /// As [`Self::work`], for work that encodes so many bytes of text.
+    async fn encoding<T: Send + 'static>(
+        &mut self,
+        text_bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        match text_bytes {
+            0..=N_SHORT_MAX => work(),
+            _ => self.beside.encode(&self.owner, &self.cpu, text_bytes, work).await,
+        }
     }
 
     /// The tokens of a text.
@@ -47,7 +62,9 @@ impl GuestState {
             SpecialTokens::Parse => Specials::Parse,
             SpecialTokens::AsText => Specials::AsText,
         };
-        self.work(text.len(), move || {
+        // It may wait for long.
+        let _paid = self.pay_for_call(text.len())?;
+        self.encoding(text.len(), move || {
             let refused = |error| invalid("text", &text, format!("a text that can be encoded: {error}"));
             model.model().tokenizer.encode(&text, special).map_err(refused)
         })
@@ -121,6 +138,7 @@ impl HostModel for GuestState {
     async fn vocabulary(&mut self, model: Resource<GuestModel>) -> Result<Vec<Vec<u8>>, HostError> {
         let model = self.table.get(&model)?.model.clone();
         let vocab_size = model.limits().vocab_size;
+        self.pay_for_answer(vocab_size * VOCABULARY_ENTRY_BYTES)?;
         let list = move || {
             let tokenizer = &model.model().tokenizer;
             let bytes = |token| match tokenizer.token_bytes(token) {
@@ -153,12 +171,13 @@ impl HostModel for GuestState {
             ChatEnd::Message => GenerationPrompt::Omit,
         };
         let length = messages.iter().map(|message| message.content.len() + MESSAGE_FRAME_BYTES).sum();
+        let _paid = self.pay_for_call(length)?;
         let encode = move || {
             let template = model.chat.as_ref().expect("checked above");
             template.encode(&model.tokenizer, &messages, prompt, date)
         };
         let refused = |error: ChatError| ApiError::ChatTemplate(error.to_string());
-        Ok(self.work(length, encode).await.map_err(refused)?)
+        Ok(self.encoding(length, encode).await.map_err(refused)?)
     }
 
     fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {

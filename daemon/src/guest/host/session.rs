@@ -46,10 +46,12 @@ impl Host for GuestState {
     }
 
     async fn emit_text(&mut self, text: String) -> Result<(), HostError> {
+        let _paid = self.pay_for_call(text.len())?;
         send_text(&self.output, &text, self.limits.output_piece_bytes()).await
     }
 
     async fn emit_tokens(&mut self, tokens: Vec<u32>) -> Result<(), HostError> {
+        let _paid = self.pay_for_call(size_of_val(&*tokens))?;
         for piece in tokens.chunks(self.limits.output_piece_bytes() / size_of::<u32>()) {
             self.output.send(GuestOutput::Tokens(piece.to_vec())).await?;
         }
@@ -70,6 +72,7 @@ impl Host for GuestState {
             })
             .into());
         }
+        let _paid = self.pay_for_call(json.len())?;
         Ok(self.output.send(GuestOutput::Json(json)).await?)
     }
 

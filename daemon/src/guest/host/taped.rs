@@ -65,6 +65,7 @@ macro_rules! taped {
         fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
     ) => {
         fn $name(&mut self, $($argument: $type),*) -> $reply {
+            self.0.let_go_of_answer();
             let _calling = Calling::begin(self.0.profile.as_ref(), concat!($prefix, stringify!($name)));
             let parts: &[usize] = &[$($argument.n_bytes()),*];
             let n_bytes = parts.iter().sum();
@@ -94,6 +95,7 @@ macro_rules! taped {
         async fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
     ) => {
         async fn $name(&mut self, $($argument: $type),*) -> $reply {
+            self.0.let_go_of_answer();
             let _calling = Calling::begin(self.0.profile.as_ref(), concat!($prefix, stringify!($name)));
             if let Some(profile) = &self.0.profile {
                 profile.flush(&self.0.output, self.0.limits.output_piece_bytes());

@@ -1,5 +1,6 @@
 //! The host API called as the generated bindings call it.
 
+mod calls;
 mod forced;
 mod generations;
 mod held;
@@ -90,6 +91,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
         deadline: Arc::new(Deadline::new(Instant::now(), None, &limits)),
         date: None,
         n_run_keys: 0,
+        answer: Vec::new(),
         tape: None,
         profile: None,
         limits,

@@ -43,6 +43,7 @@ pub(crate) fn attack(mode: &str, rest: &[String]) -> Option<Outcome> {
         "searches" => searches(),
         "generations" => generations(),
         "generations-of-nothing" => generations_of_nothing(),
+        "generations-of-long-tokens" => generations_of_long_tokens(),
         _ => return None,
     })
 }
@@ -135,6 +136,32 @@ fn generations_of_nothing() -> Outcome {
             .zip(0..)
             .map(|(context, seed)| context.generate(&sampler).seed(seed).max_tokens(0));
         all.push(trellis_guest::generate_each(requests)?);
+        black_box(&all);
+    }
+}
+
+/// Generations of nothing but the longest token, one after the other over the same contexts, each of which keeps what it has drawn
+/// though its context has lost it.
+fn generations_of_long_tokens() -> Outcome {
+    let model = Model::open_default()?;
+    let root = prompt(&model)?;
+    let contexts = (0..16).map(|_| root.fork()).collect::<Result<Vec<_>, _>>()?;
+    let vocabulary = model.vocabulary()?.iter().zip(0..);
+    let longest: Token = vocabulary.max_by_key(|(bytes, _)| bytes.len()).map_or(0, |(_, token)| token);
+    let sampler = Sampler::greedy();
+    sampler.set_mask(Some(&TokenMask::allow(&model, &[longest])?))?;
+    let mut all = Vec::new();
+    loop {
+        for context in &contexts {
+            context.truncate(root.length())?;
+        }
+        let requests =
+            contexts.iter().map(|context| context.generate(&sampler).stop_tokens(&[]).max_tokens(800));
+        let mut generations = trellis_guest::generate_each(requests)?;
+        for ended in generations.reach(790) {
+            ended.completion?;
+        }
+        all.push(generations);
         black_box(&all);
     }
 }
