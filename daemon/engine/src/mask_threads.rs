@@ -1,19 +1,29 @@
 //! Threads that work out what constraints allow: beside the engine's thread, while its device computes.
 
 use std::collections::VecDeque;
+use std::io;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, available_parallelism};
 use std::time::{Duration, Instant};
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::account::{ActorId, GuestId, Owner};
 use crate::constraint::ConstraintError;
 
 /// What takes longer is slow. A mask of an ordinary grammar takes a hundredth of it.
 const SLOW: Duration = Duration::from_millis(5);
+
+/// After so long, work that comes in pieces lets others go first.
+const TURN: Duration = Duration::from_millis(2);
+
+/// For so long after something slow the guests of its user are taken for slow, those that are not known yet.
+const SLOW_FOR: Duration = Duration::from_secs(60);
+
+/// What a slow guest has done quickly, one after the other, before it is taken for quick.
+const N_QUICK: u32 = 32;
 
 /// Addresses for a thread's stack. Regular expressions are worked on as deep as they nest.
 const STACK_BYTES: usize = 16 << 20;
@@ -25,8 +35,9 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, ConstraintError>) -> Re
         .unwrap_or_else(|_| Err(ConstraintError::TooComplex { reason: reason() }))
 }
 
-/// The threads of one engine. They serve users round robin, and so the guests of a user, a mask each; those whose last mask was
-/// slow are never on all threads at once, so that they wait for each other and no other guest for them.
+/// The threads of one engine. They serve users round robin, and so the guests of a user, a mask each, or a piece of what leads
+/// to one; those that were slow lately are never on all threads at once, so that they wait for each other and no other guest
+/// for them.
 #[derive(Debug)]
 pub(crate) struct MaskThreads(Arc<Shared>);
 
@@ -39,10 +50,71 @@ struct Shared {
     called: Condvar,
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type Work = Box<dyn FnMut(&mut Turn) -> Piece + Send>;
 
-/// Slow guests that are remembered. To forget them costs a slow mask each.
-const N_SLOW_MAX: usize = 4096;
+/// How far a piece of some work has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// To the end.
+    Last,
+    /// There is more to do, in a later turn.
+    GoesOn,
+}
+
+/// The time of one piece.
+#[derive(Debug, Default)]
+pub(crate) struct Turn(Option<Instant>);
+
+impl Turn {
+    /// Whether it is time to let others go first. It runs from where this is first asked, so that what has to be looked for
+    /// first takes nothing of it.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.0.get_or_insert_with(Instant::now).elapsed() >= TURN
+    }
+}
+
+/// Guests, and users, that are remembered. To forget them costs something slow each.
+const N_KNOWN_MAX: usize = 4096;
+
+/// Who was slow lately.
+#[derive(Default)]
+struct Known {
+    /// What each guest has still to do quickly before it is taken for quick; nothing if it is.
+    guests: FxHashMap<GuestId, u32>,
+    /// When each user's guests were last slow. Without it, whoever is found to be slow would begin anew as another guest.
+    users: FxHashMap<ActorId, Instant>,
+}
+
+impl Known {
+    fn is_slow(&self, actor: ActorId, guest: GuestId) -> bool {
+        let of_user = || self.users.get(&actor).is_some_and(|last| last.elapsed() < SLOW_FOR);
+        self.guests.get(&guest).map_or_else(of_user, |&n_left| n_left > 0)
+    }
+
+    fn note(&mut self, actor: ActorId, guest: GuestId, is_slow: bool) {
+        let n_at_first = if self.is_slow(actor, guest) { N_QUICK } else { 0 };
+        if self.guests.len() >= N_KNOWN_MAX && !self.guests.contains_key(&guest) {
+            self.guests.clear();
+        }
+        let n_left = self.guests.entry(guest).or_insert(n_at_first);
+        *n_left = if is_slow { N_QUICK } else { n_left.saturating_sub(1) };
+        if is_slow {
+            if self.users.len() >= N_KNOWN_MAX && !self.users.contains_key(&actor) {
+                self.users.clear();
+            }
+            self.users.insert(actor, Instant::now());
+        }
+    }
+}
+
+/// Something to do that was taken out.
+struct Taken {
+    actor: ActorId,
+    guest: GuestId,
+    work: Work,
+    /// Whether it counts among the slow.
+    is_slow: bool,
+}
 
 #[derive(Default)]
 struct Queue {
@@ -50,12 +122,11 @@ struct Queue {
     /// Users with something to do, the next one first.
     order: VecDeque<ActorId>,
     n_waiting: usize,
-    /// Guests whose last mask was slow.
-    slow: FxHashSet<GuestId>,
+    known: Known,
     n_threads: usize,
     n_threads_max: usize,
     n_idle: usize,
-    /// Threads that work for a guest of those.
+    /// Threads that work for a slow guest.
     n_on_slow: usize,
     is_closed: bool,
 }
@@ -72,6 +143,15 @@ impl OfUser {
     fn push(&mut self, guest: GuestId, work: Work) {
         let waiting = self.waiting.entry(guest).or_default();
         waiting.push_back(work);
+        if waiting.len() == 1 {
+            self.order.push_back(guest);
+        }
+    }
+
+    /// Puts back what is not done, before what else its guest asked for.
+    fn put_back(&mut self, guest: GuestId, work: Work) {
+        let waiting = self.waiting.entry(guest).or_default();
+        waiting.push_front(work);
         if waiting.len() == 1 {
             self.order.push_back(guest);
         }
@@ -99,23 +179,26 @@ impl std::fmt::Debug for Queue {
 }
 
 impl Queue {
-    fn push(&mut self, owner: &Owner, work: Work) {
-        let user = self.users.entry(owner.actor).or_default();
-        if user.order.is_empty() {
-            self.order.push_back(owner.actor);
-        }
-        user.push(owner.guest, work);
+    /// That of a user, who has something to do now.
+    fn of_user(&mut self, actor: ActorId) -> &mut OfUser {
         self.n_waiting += 1;
+        let user = self.users.entry(actor).or_default();
+        if user.order.is_empty() {
+            self.order.push_back(actor);
+        }
+        user
     }
 
-    /// Takes out what is next, and whether it is for a guest whose last mask was slow.
-    fn take(&mut self) -> Option<(GuestId, Work, bool)> {
+    /// Takes out what is next.
+    fn take(&mut self) -> Option<Taken> {
         let may_be_slow = self.n_on_slow < (self.n_threads_max - 1).max(1);
-        let (users, slow) = (&mut self.users, &self.slow);
-        let is_next = |guest: &GuestId| may_be_slow || !slow.contains(guest);
-        let mut take_of = |actor: &ActorId| users.get_mut(actor).and_then(|user| user.take(is_next));
+        let (users, known) = (&mut self.users, &self.known);
+        let mut take_of = |actor: ActorId| {
+            let is_next = |guest: &GuestId| may_be_slow || !known.is_slow(actor, *guest);
+            users.get_mut(&actor).and_then(|user| user.take(is_next))
+        };
         let (idx, (guest, work)) =
-            self.order.iter().enumerate().find_map(|(idx, actor)| Some((idx, take_of(actor)?)))?;
+            self.order.iter().enumerate().find_map(|(idx, &actor)| Some((idx, take_of(actor)?)))?;
         let actor = self.order.remove(idx).expect("it was found");
         if self.users.get(&actor).is_some_and(|user| user.order.is_empty()) {
             self.users.remove(&actor);
@@ -123,18 +206,7 @@ impl Queue {
             self.order.push_back(actor);
         }
         self.n_waiting -= 1;
-        Some((guest, work, self.slow.contains(&guest)))
-    }
-
-    fn note(&mut self, guest: GuestId, is_slow: bool) {
-        if !is_slow {
-            self.slow.remove(&guest);
-            return;
-        }
-        if self.slow.len() >= N_SLOW_MAX {
-            self.slow.clear();
-        }
-        self.slow.insert(guest);
+        Some(Taken { actor, guest, work, is_slow: self.known.is_slow(actor, guest) })
     }
 }
 
@@ -152,24 +224,56 @@ impl MaskThreads {
         Self(Arc::new(Shared { slow, queue, called: Condvar::new() }))
     }
 
+    /// Starts the first thread, so that there is one whatever the system has later.
+    ///
+    /// # Errors
+    /// The system has no thread for it.
+    pub(crate) fn begin_first(&self) -> io::Result<()> {
+        self.0.lock().n_threads += 1;
+        self.begin()
+    }
+
     /// Has something done for a guest, after what it asked for before.
     pub(crate) fn run(&self, owner: &Owner, work: impl FnOnce() + Send + 'static) {
+        let mut work = Some(work);
+        self.run_in_pieces(owner, move |_| {
+            if let Some(work) = work.take() {
+                work();
+            }
+            Piece::Last
+        });
+    }
+
+    /// The same of something that may take long, and is done a piece at a time. Others go first in between.
+    pub(crate) fn run_in_pieces(&self, owner: &Owner, work: impl FnMut(&mut Turn) -> Piece + Send + 'static) {
         let mut queue = self.0.lock();
-        queue.push(owner, Box::new(work));
+        queue.of_user(owner.actor).push(owner.guest, Box::new(work));
         // A thread that was called is idle until it wakes: there may be more to do than idle threads.
         let is_short = queue.n_waiting > queue.n_idle;
         self.0.called.notify_one();
         if is_short && queue.n_threads < queue.n_threads_max {
             queue.n_threads += 1;
             drop(queue);
-            self.begin();
+            // It is done by the threads that there are; where there are none yet, whoever comes next tries again.
+            if let Err(error) = self.begin() {
+                tracing::warn!(%error, "there is no further thread for masks");
+            }
         }
     }
 
-    fn begin(&self) {
+    /// Starts a thread that is counted already; it is not, where there is none.
+    fn begin(&self) -> io::Result<()> {
         let shared = self.0.clone();
         let thread = thread::Builder::new().name("masks".to_owned()).stack_size(STACK_BYTES);
-        thread.spawn(move || shared.serve()).expect("the system has a thread for it");
+        self.counted(thread.spawn(move || shared.serve()).map(drop))
+    }
+
+    /// Whether a thread has begun; one that has not no longer counts.
+    fn counted(&self, begun: io::Result<()>) -> io::Result<()> {
+        if begun.is_err() {
+            self.0.lock().n_threads -= 1;
+        }
+        begun
     }
 }
 
@@ -188,7 +292,7 @@ impl Shared {
     fn serve(&self) {
         let mut queue = self.lock();
         while !queue.is_closed {
-            let Some((guest, work, was_slow)) = queue.take() else {
+            let Some(Taken { actor, guest, work, is_slow: was_slow }) = queue.take() else {
                 queue.n_idle += 1;
                 queue = self.called.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 queue.n_idle -= 1;
@@ -197,20 +301,34 @@ impl Shared {
             queue.n_on_slow += usize::from(was_slow);
             drop(queue);
             let begun = Instant::now();
-            // What a guest waits for is told before: this is to keep the thread.
-            if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                tracing::error!("a mask was not worked out");
-            }
-            let is_slow = begun.elapsed() > self.slow;
+            let left = piece_of(work);
+            let is_slow = left.is_some() || begun.elapsed() > self.slow;
             queue = self.lock();
             queue.n_on_slow -= usize::from(was_slow);
-            queue.note(guest, is_slow);
-            // Others may have waited for one of the slow to be done.
-            if was_slow && queue.n_idle > 0 && queue.n_waiting > 0 {
+            queue.known.note(actor, guest, is_slow);
+            let goes_on = left.is_some();
+            if let Some(work) = left {
+                queue.of_user(actor).put_back(guest, work);
+            }
+            // Others may have waited for one of the slow to be done, and this thread does only one of what there is to do.
+            if (was_slow || goes_on) && queue.n_idle > 0 && queue.n_waiting > 0 {
                 self.called.notify_one();
             }
         }
     }
+}
+
+/// Does a piece of some work, and lets go of it at its end; what is left of it.
+fn piece_of(mut work: Work) -> Option<Work> {
+    let piece = AssertUnwindSafe(move || {
+        let piece = work(&mut Turn::default());
+        (piece == Piece::GoesOn).then_some(work)
+    });
+    catch_unwind(piece).unwrap_or_else(|_| {
+        // What a guest waits for is told before: this is to keep the thread.
+        tracing::error!("a mask was not worked out");
+        None
+    })
 }
 
 #[cfg(test)]
@@ -279,7 +397,8 @@ mod tests {
             });
             assert_eq!(dones.recv_timeout(SOON), Ok(0));
         }
-        while threads.0.lock().slow.len() < 2 {
+        let is_known = |user: u32| threads.0.lock().known.is_slow(ActorId(user), GuestId(user.into()));
+        while !is_known(1) || !is_known(2) {
             thread::yield_now();
         }
         let gates = [1, 2].map(|caller| {
@@ -300,6 +419,88 @@ mod tests {
             gate.send(()).expect("it waits, or will");
             assert_eq!(dones.recv_timeout(SOON), Ok(caller));
         }
+    }
+
+    #[test]
+    fn what_comes_in_pieces_lets_others_go_first_and_makes_its_user_slow_before_it_ends() {
+        let threads = MaskThreads::of(1, SLOW);
+        let (done, dones) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        threads.run(&guest(9), move || gone.recv().expect("it is let go"));
+        let (mut n_pieces, of_long, of_next) = (0, done.clone(), done.clone());
+        threads.run_in_pieces(&guest_of(1, 10), move |_| {
+            n_pieces += 1;
+            of_long.send((1, n_pieces)).expect("it is waited for");
+            if n_pieces < 3 { Piece::GoesOn } else { Piece::Last }
+        });
+        threads.run(&guest_of(1, 10), move || of_next.send((1, 9)).expect("it is waited for"));
+        for n in 0..2 {
+            let done = done.clone();
+            threads.run(&guest(2), move || done.send((2, n)).expect("it is waited for"));
+        }
+        go.send(()).expect("it waits");
+        let order: Vec<(u32, u32)> = (0..6).map(|_| dones.recv_timeout(SOON).expect("done")).collect();
+        assert_eq!(order, [(1, 1), (2, 0), (1, 2), (2, 1), (1, 3), (1, 9)]);
+        let queue = threads.0.lock();
+        assert!(queue.known.is_slow(ActorId(1), GuestId(10)), "though each of its pieces was quick");
+        assert!(queue.known.is_slow(ActorId(1), GuestId(11)), "another guest of the same user");
+        assert!(!queue.known.is_slow(ActorId(2), GuestId(2)));
+    }
+
+    #[test]
+    fn a_slow_guest_is_quick_after_many_quick_pieces_and_its_user_s_next_one_is_not() {
+        let (user, mut known) = (ActorId(1), Known::default());
+        known.note(user, GuestId(1), false);
+        known.note(user, GuestId(2), true);
+        assert!(!known.is_slow(user, GuestId(1)), "it is known");
+        for _ in 1..N_QUICK {
+            known.note(user, GuestId(2), false);
+            known.note(user, GuestId(3), false);
+        }
+        assert!(known.is_slow(user, GuestId(2)) && known.is_slow(user, GuestId(3)));
+        known.note(user, GuestId(2), false);
+        known.note(user, GuestId(3), false);
+        assert!(!known.is_slow(user, GuestId(2)) && !known.is_slow(user, GuestId(3)));
+        assert!(known.is_slow(user, GuestId(4)), "nothing is known of it but its user");
+        assert!(!known.is_slow(ActorId(2), GuestId(5)));
+    }
+
+    #[test]
+    fn new_guests_of_a_slow_user_are_not_on_all_threads() {
+        let threads = MaskThreads::of(2, SLOW);
+        let (done, dones) = mpsc::channel();
+        threads.0.lock().known.note(ActorId(1), GuestId(0), true);
+        let gates = [10, 11, 12].map(|number| {
+            let (gate, opened) = mpsc::channel::<()>();
+            let done = done.clone();
+            threads.run(&guest_of(1, number), move || {
+                opened.recv().expect("it is opened");
+                done.send(1).expect("it is waited for");
+            });
+            gate
+        });
+        let of_other = done.clone();
+        threads.run(&guest(2), move || of_other.send(2).expect("it is waited for"));
+        assert_eq!(dones.recv_timeout(SOON), Ok(2));
+        for gate in gates {
+            gate.send(()).expect("it waits, or will");
+            assert_eq!(dones.recv_timeout(SOON), Ok(1));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_could_not_be_started_is_not_counted() {
+        let threads = MaskThreads::of(2, SLOW);
+        threads.begin_first().expect("the system has a thread");
+        assert_eq!(threads.0.lock().n_threads, 1);
+        // As it is while one is being started, which then fails.
+        threads.0.lock().n_threads += 1;
+        let failed = threads.counted(Err(io::ErrorKind::WouldBlock.into()));
+        assert!(failed.is_err());
+        assert_eq!(threads.0.lock().n_threads, 1);
+        let (done, dones) = mpsc::channel();
+        threads.run(&guest(1), move || done.send(()).expect("it is waited for"));
+        assert_eq!(dones.recv_timeout(SOON), Ok(()));
     }
 
     #[test]

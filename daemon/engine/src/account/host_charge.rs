@@ -27,6 +27,12 @@ impl HostCharge {
         Self { account: account.clone(), n_bytes: 0 }
     }
 
+    /// Nothing yet, on the same account.
+    #[must_use]
+    pub fn beside(&self) -> Self {
+        Self::none(&self.account)
+    }
+
     /// Charges so many bytes in the place of those before.
     ///
     /// # Errors

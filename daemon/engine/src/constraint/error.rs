@@ -40,7 +40,7 @@ pub enum ConstraintError {
         /// What stands there.
         token: Token,
     },
-    /// A mask takes more work, or more states, than the limits allow.
+    /// A mask takes more work, or more states, than the limits allow, or a parse more items.
     #[error("the grammar takes more at this place than its limits allow: {reason}")]
     TooComplex {
         /// What ran out.

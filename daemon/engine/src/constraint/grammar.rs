@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::walker::{Reading, Walker};
 use super::{ConstraintError, Vocabulary, formats, keywords};
-use crate::account::{Account, Resource};
+use crate::account::{Account, HostCharge, Resource};
 use crate::batch::Token;
 use crate::model::{Model, Tokenizer};
 use crate::model_handle::ModelHandle;
@@ -81,6 +81,9 @@ impl Default for ConstraintLimits {
 const LEXER_FUEL_PER_MS: u64 = 4_000;
 const ITEMS_PER_MS: u64 = 10_000;
 
+/// Items of one row of the parser. Its time grows with their square: a millisecond or two for as many.
+const N_ITEMS_PER_ROW: usize = 2_000;
+
 impl ConstraintLimits {
     fn of_parser(self) -> ParserLimits {
         ParserLimits {
@@ -88,6 +91,7 @@ impl ConstraintLimits {
             step_max_items: usize::try_from(self.mask_ms * ITEMS_PER_MS / 2).unwrap_or(usize::MAX),
             max_lexer_states: self.n_states,
             max_grammar_size: self.n_symbols,
+            max_items_in_row: N_ITEMS_PER_ROW,
             verbose_errors: false,
             ..ParserLimits::default()
         }
@@ -170,9 +174,10 @@ impl Constraint {
     /// How far the grammar has these tokens, from its beginning on.
     ///
     /// # Errors
-    /// A limit was reached.
+    /// A limit was reached, or there is no host memory left.
     pub fn read(self: &Arc<Self>, tokens: &[Token]) -> Result<Reading, ConstraintError> {
-        Walker::new(self.clone()).read(tokens)
+        let charge = HostCharge::none(&self.charge.lock().unwrap_or_else(PoisonError::into_inner).account);
+        Walker::new(self.clone(), Some(charge)).read(tokens)
     }
 
     /// A parser at the beginning.

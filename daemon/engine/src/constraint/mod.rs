@@ -15,6 +15,7 @@
 mod begins;
 mod error;
 mod expected;
+mod extent;
 mod formats;
 mod grammar;
 mod keywords;

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::walker::{Left, Next, Walker};
+use super::walker::{Left, Next, WALK_BYTES, Walker};
 use super::{Begins, Constraint, ConstraintError};
+use crate::account::{Account, BudgetExceeded, HostCharge};
 use crate::batch::Token;
 use crate::guess::GuessTree;
 use crate::sampling::TokenMask;
@@ -76,11 +77,14 @@ impl Rule {
 }
 
 /// What a context keeps of a rule: a matcher, which stands somewhere in its tokens. Never wrong, whatever becomes of those.
+/// Nobody pays for the default, which is of no context.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
     walker: Mutex<Option<Box<Walker>>>,
     /// That of the context of which it was forked: where its matcher stands is near.
     parent: Mutex<Option<Arc<Walk>>>,
+    /// For the first bytes of the matcher, also before there is one; it has the rest on its own.
+    charge: Option<HostCharge>,
 }
 
 impl std::fmt::Debug for Walker {
@@ -90,12 +94,35 @@ impl std::fmt::Debug for Walker {
 }
 
 impl Walk {
-    /// That of a fork.
-    pub(crate) fn fork(self: &Arc<Self>) -> Self {
+    /// One that has not been used, which this account pays for.
+    ///
+    /// # Errors
+    /// There is no host memory left for it.
+    pub(crate) fn on(account: &Arc<Account>) -> Result<Self, BudgetExceeded> {
+        Ok(Self { charge: Some(HostCharge::new(account, WALK_BYTES)?), ..Self::default() })
+    }
+
+    /// That of a fork, for which pays who pays for this one.
+    ///
+    /// # Errors
+    /// There is no host memory left for it.
+    pub(crate) fn fork(self: &Arc<Self>) -> Result<Self, BudgetExceeded> {
+        Ok(self.fork_with(self.charge.as_ref().map(HostCharge::again).transpose()?))
+    }
+
+    /// That of a fork, which this account pays for.
+    ///
+    /// # Errors
+    /// There is no host memory left for it.
+    pub(crate) fn fork_on(self: &Arc<Self>, account: &Arc<Account>) -> Result<Self, BudgetExceeded> {
+        Ok(self.fork_with(Some(HostCharge::new(account, WALK_BYTES)?)))
+    }
+
+    fn fork_with(self: &Arc<Self>, charge: Option<HostCharge>) -> Self {
         let parent = self.parent().clone();
         // One that has not been used leads to nothing.
         let parent = if parent.is_some() { parent } else { Some(self.clone()) };
-        Self { walker: Mutex::default(), parent: Mutex::new(parent) }
+        Self { walker: Mutex::default(), parent: Mutex::new(parent), charge }
     }
 
     fn parent(&self) -> std::sync::MutexGuard<'_, Option<Arc<Self>>> {
@@ -117,6 +144,25 @@ impl Walk {
         guess: &[Token],
     ) -> Result<Vec<Next>, ConstraintError> {
         self.walked(rule, |walker| nexts(walker, rule, first, n_tokens, tokens, guess))
+    }
+
+    /// Goes on to the end of the tokens of a context, as long as it has time, and takes in at least one that is left; whether it
+    /// is there. [`Self::next`] of the same tokens has little to do then.
+    ///
+    /// # Errors
+    /// The limits of the grammar were reached, or there is no host memory left.
+    pub(crate) fn come_near(
+        &self,
+        rule: &Rule,
+        first: usize,
+        n_tokens: usize,
+        tokens: &[Token],
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, ConstraintError> {
+        match n_before(rule, first, n_tokens, tokens) {
+            Some(n_before) => self.walked(rule, |walker| walker.come_near(&tokens[n_before..], is_over)),
+            None => Ok(true),
+        }
     }
 
     /// As [`Self::next`], after the context and then after each node of a tree; none where the rule does not allow the node, or
@@ -164,7 +210,10 @@ impl Walk {
         walk: impl FnOnce(&mut Walker) -> Result<T, ConstraintError>,
     ) -> Result<T, ConstraintError> {
         let mut held = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut walker = held.take().unwrap_or_else(|| self.walker(rule));
+        let mut walker = match held.take() {
+            Some(walker) => walker,
+            None => self.walker(rule)?,
+        };
         let found = walk(&mut walker)?;
         // After an error the next one begins with a new matcher.
         *held = Some(walker);
@@ -172,11 +221,16 @@ impl Walk {
     }
 
     /// A matcher to begin with.
-    fn walker(&self, rule: &Rule) -> Box<Walker> {
+    fn walker(&self, rule: &Rule) -> Result<Box<Walker>, BudgetExceeded> {
+        let charge = self.charge.as_ref().map(HostCharge::beside);
         let parent = self.parent().take();
-        let near =
-            parent.and_then(|parent| parent.walker.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        near.unwrap_or_else(|| Box::new(Walker::new(rule.constraint.clone())))
+        if let Some(parent) = parent {
+            let held = parent.walker.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(near) = &*held {
+                return Ok(Box::new(near.fork(charge)?));
+            }
+        }
+        Ok(Box::new(Walker::new(rule.constraint.clone(), charge)))
     }
 }
 
@@ -230,13 +284,16 @@ fn next_at(
     position: usize,
     tokens: &[Token],
 ) -> Result<Result<Next, Left>, ConstraintError> {
-    let is_due = position >= first;
-    let tokenizer = rule.constraint.tokenizer();
-    let Some(n_before) = rule.begins.n_before(tokens, tokenizer).filter(|_| is_due) else {
+    let Some(n_before) = n_before(rule, first, position, tokens) else {
         return Ok(Ok(Next::Mask(TokenMask::clone(&rule.all))));
     };
     match walker.seek(&tokens[n_before..])? {
         Ok(()) => walker.next().map(Ok),
         Err(Left(idx)) => Ok(Err(Left(n_before + idx))),
     }
+}
+
+/// How many of the tokens from `first` on come before the grammar; `None` where it has not begun at this position.
+fn n_before(rule: &Rule, first: usize, position: usize, tokens: &[Token]) -> Option<usize> {
+    rule.begins.n_before(tokens, rule.constraint.tokenizer()).filter(|_| position >= first)
 }

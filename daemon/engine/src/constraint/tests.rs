@@ -1,5 +1,7 @@
 //! Grammars over the bundled vocabulary, and what a walk through one keeps.
 
+mod paid;
+
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -518,7 +520,7 @@ proptest! {
             let (walk, tokens) = &mut walks[which % n];
             match act {
                 0 => {
-                    let fork = (Arc::new(walk.fork()), tokens.clone());
+                    let fork = (Arc::new(walk.fork().expect("nobody pays")), tokens.clone());
                     walks.push(fork);
                 }
                 1 => tokens.truncate(choice as usize % (tokens.len() + 1)),

@@ -10,9 +10,21 @@ use llguidance::api::StopReason;
 use toktrie::SimpleVob;
 
 use super::ConstraintError;
+use super::extent::{Chart, Extent};
 use super::grammar::{Constraint, reason_of};
+use crate::account::{BudgetExceeded, HostCharge};
 use crate::batch::Token;
 use crate::sampling::TokenMask;
+
+/// Memory of a matcher in a grammar of many rules, some hundred tokens into it: what each is charged for, whatever it holds.
+pub(super) const WALK_BYTES: u64 = 16 << 10;
+
+/// A matcher's charge grows by so much at once.
+const CHARGE_STEP_BYTES: u64 = 4 << 10;
+
+/// Items of a parse, at most. An ordinary grammar has some tens for a token, which is enough for the longest contexts; one that
+/// has thousands takes a millisecond or two for each token, and comes to its end here after half a minute.
+const N_ITEMS_MAX: usize = 1 << 25;
 
 /// What may come after some tokens of a grammar.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,8 +47,7 @@ pub struct Reading {
 }
 
 /// A cache of what follows from tokens alone: where it is asked about other tokens, it goes back to what both have in
-/// common. Cheap to clone.
-#[derive(Clone)]
+/// common.
 pub(super) struct Walker {
     constraint: Arc<Constraint>,
     parser: TokenParser,
@@ -44,35 +55,87 @@ pub(super) struct Walker {
     tokens: Vec<Token>,
     /// Whether the last of them ends a text; the parser has not been told of that one.
     has_ended: bool,
+    extent: Extent,
+    /// For what it holds beyond [`WALK_BYTES`]; none where nobody pays.
+    charge: Option<HostCharge>,
 }
 
 /// Where tokens leave the grammar: the number of the first that it does not have.
 pub(super) struct Left(pub(super) usize);
 
 impl Walker {
-    pub(super) fn new(constraint: Arc<Constraint>) -> Self {
+    /// One at the beginning, with a charge that has nothing on it yet.
+    pub(super) fn new(constraint: Arc<Constraint>, charge: Option<HostCharge>) -> Self {
         let parser = constraint.parser();
-        Self { constraint, parser, tokens: Vec::new(), has_ended: false }
+        let extent = Extent::of_new(&parser);
+        Self { constraint, parser, tokens: Vec::new(), has_ended: false, extent, charge }
+    }
+
+    /// One that stands where this one does. It is paid for before it is there.
+    ///
+    /// # Errors
+    /// There is no host memory left for it.
+    pub(super) fn fork(&self, mut charge: Option<HostCharge>) -> Result<Self, BudgetExceeded> {
+        if let Some(charge) = &mut charge {
+            charge.resize(to_charge(self.extent.n_bytes_known()))?;
+        }
+        Ok(Self {
+            constraint: self.constraint.clone(),
+            parser: self.parser.clone(),
+            tokens: self.tokens.clone(),
+            has_ended: self.has_ended,
+            extent: self.extent.clone(),
+            charge,
+        })
     }
 
     /// Forgets what it has taken in: after an error it would go on with that.
     pub(super) fn begin_anew(&mut self) {
-        *self = Self::new(self.constraint.clone());
+        let charge = self.charge.take();
+        *self = Self::new(self.constraint.clone(), charge);
     }
 
     /// Takes in just these tokens; stops before the first that the grammar does not have.
     ///
     /// # Errors
-    /// The limits of the grammar were reached. The walker is of no use then.
+    /// The limits of the grammar were reached, or there is no host memory left for it. The walker is of no use then.
     pub(super) fn seek(&mut self, tokens: &[Token]) -> Result<Result<(), Left>, ConstraintError> {
-        let n_same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        self.go_back(n_same)?;
+        let n_same = self.go_back_to(tokens)?;
         for (idx, &token) in tokens.iter().enumerate().skip(n_same) {
             if !self.take(token)? {
                 return Ok(Err(Left(idx)));
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Takes in at least one of these tokens, and more until its time is over; whether nothing is left to be taken in.
+    ///
+    /// # Errors
+    /// As for [`Self::seek`].
+    pub(super) fn come_near(
+        &mut self,
+        tokens: &[Token],
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, ConstraintError> {
+        let n_same = self.go_back_to(tokens)?;
+        for (idx, &token) in tokens.iter().enumerate().skip(n_same) {
+            // Where they leave the grammar, whoever seeks them is told.
+            if !self.take(token)? {
+                break;
+            }
+            if is_over() {
+                return Ok(idx + 1 == tokens.len());
+            }
+        }
+        Ok(true)
+    }
+
+    /// Goes back to what it has in common with these tokens; how many that are.
+    fn go_back_to(&mut self, tokens: &[Token]) -> Result<usize, ConstraintError> {
+        let n_same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.go_back(n_same)?;
+        Ok(n_same)
     }
 
     fn go_back(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
@@ -82,6 +145,7 @@ impl Walker {
         }
         let n_back = n_back - usize::from(std::mem::take(&mut self.has_ended));
         self.tokens.truncate(n_tokens);
+        self.extent.go_back(n_tokens);
         self.guarded(|parser| parser.rollback(n_back))
     }
 
@@ -97,13 +161,29 @@ impl Walker {
         }
         let is_taken = self.guarded(|parser| parser.validate_token(token))?;
         if is_taken {
+            let before = Chart::made_by(&self.parser);
             let n_backtracked = self.guarded(|parser| parser.consume_token(token))?;
+            self.extent.take(before, &self.parser);
             assert_eq!(n_backtracked, 0, "nothing is ever taken back by itself");
             // Where nothing more can come, the parser finds that out here.
             self.guarded(TokenParser::check_stop)?;
             self.tokens.push(token);
         }
+        self.pay()?;
         Ok(is_taken)
+    }
+
+    /// Charges what it holds by now.
+    fn pay(&mut self) -> Result<(), ConstraintError> {
+        if self.extent.n_items() > N_ITEMS_MAX {
+            let reason = format!("its rules go on in more than {N_ITEMS_MAX} ways, over all tokens");
+            return Err(ConstraintError::TooComplex { reason });
+        }
+        let n_bytes = self.extent.n_bytes(&self.parser, self.constraint.vocab_size());
+        if let Some(charge) = &mut self.charge {
+            charge.resize(to_charge(n_bytes))?;
+        }
+        Ok(())
     }
 
     /// What may come now.
@@ -125,6 +205,7 @@ impl Walker {
             Err(error) => Err(error),
         })?;
         self.constraint.note_work(&self.parser)?;
+        self.pay()?;
         let Some(set) = set else { return Ok(Next::Mask(TokenMask::none(vocab_size))) };
         let mask = mask_of(&set, vocab_size);
         let n_ends = self.constraint.ends().iter().filter(|&&token| mask.allows(token)).count();
@@ -159,13 +240,21 @@ impl Walker {
         &mut self,
         act: impl FnOnce(&mut TokenParser) -> Result<T, E>,
     ) -> Result<T, ConstraintError> {
+        let before = Chart::made_by(&self.parser);
         let parser = &mut self.parser;
-        match catch_unwind(AssertUnwindSafe(|| act(parser))) {
+        let acted = catch_unwind(AssertUnwindSafe(|| act(parser)));
+        self.extent.note(before, &self.parser);
+        match acted {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(error)) => Err(ConstraintError::TooComplex { reason: reason_of(&error) }),
             Err(_) => Err(ConstraintError::TooComplex { reason: "the library panicked".to_owned() }),
         }
     }
+}
+
+/// What is charged for a matcher of so many bytes, beyond what each is charged for.
+fn to_charge(n_bytes: u64) -> u64 {
+    n_bytes.saturating_sub(WALK_BYTES).next_multiple_of(CHARGE_STEP_BYTES)
 }
 
 /// The set as a mask.

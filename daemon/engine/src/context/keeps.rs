@@ -6,17 +6,14 @@ use tokio::sync::oneshot;
 
 use super::Context;
 use super::watch::{Foresight, MasksOfRun};
-use crate::account::{BudgetExceeded, HostCharge};
+use crate::account::{BudgetExceeded, Owner};
 use crate::batch::Token;
 use crate::command::Ask;
 use crate::constraint::{ConstraintError, Next, Rule, Walk};
 use crate::error::EngineError;
 use crate::guess::Guess;
-use crate::mask_threads::caught;
+use crate::mask_threads::{MaskThreads, Piece, caught};
 use crate::sampling::{Sampler, TokenMask};
-
-/// Memory of a matcher in a grammar of many rules, some hundred tokens into it.
-const WALK_BYTES: u64 = 16 << 10;
 
 /// The rule under which a context drew last.
 #[derive(Debug)]
@@ -25,7 +22,6 @@ pub(super) struct Keeping {
     /// From where on tokens count.
     pub(super) first: usize,
     walk: Arc<Walk>,
-    charge: HostCharge,
 }
 
 /// What may come after one hypothesis is being worked out.
@@ -48,23 +44,62 @@ impl Keeping {
         let mut counted = prompt.tokens().copy_of(self.first.min(n_prompt)..n_prompt);
         counted.extend_from_slice(&tokens[self.first.clamp(n_prompt, n_tokens) - n_prompt..]);
         let (rule, first, walk) = (self.rule.clone(), self.first, self.walk.clone());
-        let (to, nexts) = oneshot::channel();
-        prompt.model.masks().run(prompt.caller.owner(), move || {
-            // The receiver may be gone.
-            if !to.is_closed() {
-                let nexts = caught(|| walk.next(&rule, first, n_tokens, &counted, &[]));
-                let _ = to.send(nexts.map(|nexts| nexts.into_iter().map(Some).collect()));
-            }
-        });
-        MaskOfRow { rule: self.rule.clone(), nexts: Nexts::OnTheirWay(nexts) }
+        let place = Place { rule, first, walk, n_tokens, tokens: counted };
+        let nexts = place.look_ahead(prompt.model.masks(), prompt.caller.owner(), Guess::NOTHING);
+        MaskOfRow { rule: self.rule.clone(), nexts }
     }
 }
 
 impl Keeping {
     /// The same for a fork.
     pub(super) fn fork(&self) -> Result<Self, BudgetExceeded> {
-        let charge = self.charge.again()?;
-        Ok(Self { rule: self.rule.clone(), first: self.first, walk: Arc::new(self.walk.fork()), charge })
+        Ok(Self { rule: self.rule.clone(), first: self.first, walk: Arc::new(self.walk.fork()?) })
+    }
+}
+
+/// What is asked of a matcher: what may come after these tokens, those from `first` on, of the `n_tokens` of a context.
+struct Place {
+    rule: Arc<Rule>,
+    first: usize,
+    walk: Arc<Walk>,
+    n_tokens: usize,
+    tokens: Vec<Token>,
+}
+
+impl Place {
+    /// Has worked out what may come there, and after each guessed token. The matcher goes there in pieces, as long as somebody
+    /// waits for it.
+    fn look_ahead(self, masks: &MaskThreads, owner: &Owner, guess: Guess) -> Nexts {
+        let (to, nexts) = oneshot::channel();
+        let mut to = Some(to);
+        masks.run_in_pieces(owner, move |turn| {
+            // The receiver may be gone.
+            let Some(waiting) = to.take().filter(|to| !to.is_closed()) else { return Piece::Last };
+            let Self { rule, first, walk, n_tokens, tokens } = &self;
+            let mut is_over = || turn.is_over();
+            let nexts = match caught(|| walk.come_near(rule, *first, *n_tokens, tokens, &mut is_over)) {
+                Ok(false) => {
+                    to = Some(waiting);
+                    return Piece::GoesOn;
+                }
+                Ok(true) => caught(|| self.nexts(&guess)),
+                Err(error) => Err(error),
+            };
+            let _ = waiting.send(nexts);
+            Piece::Last
+        });
+        Nexts::OnTheirWay(nexts)
+    }
+
+    fn nexts(&self, guess: &Guess) -> Result<OfPlaces, ConstraintError> {
+        let Self { rule, first, walk, n_tokens, tokens } = self;
+        match guess.tree() {
+            Some(tree) => walk.next_in_tree(rule, *first, *n_tokens, tokens, tree),
+            None => {
+                let nexts = walk.next(rule, *first, *n_tokens, tokens, guess.tokens())?;
+                Ok(nexts.into_iter().map(Some).collect())
+            }
+        }
     }
 }
 
@@ -125,9 +160,12 @@ impl Context {
         let others = other.keeping.as_ref().filter(of_rule);
         let first = others.map_or_else(|| rule.first(other.tokens.len()), |keeping| keeping.first);
         if self.keeping.as_ref().filter(of_rule).is_none_or(|keeping| keeping.first != first) {
-            let charge = HostCharge::new(&self.caller.owner().account, WALK_BYTES)?;
-            let walk = others.map_or_else(Walk::default, |keeping| keeping.walk.fork());
-            self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::new(walk), charge });
+            let account = &self.caller.owner().account;
+            let walk = match others {
+                Some(others) => others.walk.fork_on(account)?,
+                None => Walk::on(account)?,
+            };
+            self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::new(walk) });
         }
         Ok(())
     }
@@ -153,20 +191,9 @@ impl Context {
         let (rule, first, walk) = self.keeping()?;
         let n_tokens = self.tokens.len();
         let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
-        let (to, nexts) = oneshot::channel();
-        let guessed = guess.clone();
-        self.model.masks().run(self.caller.owner(), move || {
-            // The receiver may be gone.
-            if !to.is_closed() {
-                let _ = to.send(caught(|| match guessed.tree() {
-                    Some(tree) => walk.next_in_tree(&rule, first, n_tokens, &tokens, tree),
-                    None => walk
-                        .next(&rule, first, n_tokens, &tokens, guessed.tokens())
-                        .map(|nexts| nexts.into_iter().map(Some).collect()),
-                }));
-            }
-        });
-        Ok(Foreseen { n_tokens, guess, nexts: Nexts::OnTheirWay(nexts) })
+        let place = Place { rule, first, walk, n_tokens, tokens };
+        let nexts = place.look_ahead(self.model.masks(), self.caller.owner(), guess.clone());
+        Ok(Foreseen { n_tokens, guess, nexts })
     }
 
     /// As much of a guess as comes before the place where its constraint is complete; `None` where it is so now: a stream
@@ -192,9 +219,9 @@ impl Context {
     fn keeping(&mut self) -> Result<(Arc<Rule>, usize, Arc<Walk>), BudgetExceeded> {
         let rule = self.rule.as_ref().expect("there is a rule");
         if self.keeping.as_ref().is_none_or(|keeping| keeping.rule.id() != rule.id()) {
-            let charge = HostCharge::new(&self.caller.owner().account, WALK_BYTES)?;
+            let walk = Arc::new(Walk::on(&self.caller.owner().account)?);
             let first = rule.first(self.tokens.len());
-            self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::default(), charge });
+            self.keeping = Some(Keeping { rule: rule.clone(), first, walk });
         }
         let Keeping { rule, first, walk, .. } = self.keeping.as_ref().expect("it was made");
         Ok((rule.clone(), *first, walk.clone()))
@@ -289,5 +316,57 @@ pub(super) fn within(mask: TokenMask, other: Option<&TokenMask>) -> TokenMask {
     match other {
         Some(other) => mask.and(other),
         None => mask,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::account::{Account, ActorId, Budget, GuestId, Resource, SessionId};
+    use crate::constraint::{Begins, Constraint, ConstraintLimits, Grammar, Vocabulary};
+    use crate::model::{Model, ModelSource, SpecialTokens};
+
+    /// A way of some seconds, through a grammar that goes on in many ways after every token.
+    const N_TOKENS: usize = 6_000;
+    const N_WAYS: usize = 400;
+
+    #[test]
+    fn a_matcher_goes_no_further_once_nobody_waits_for_it() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+        let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
+        let model = Arc::new(model);
+        let vocabulary = Arc::new(Vocabulary::of(&model).expect("it is small"));
+        let token = model.tokenizer.encode("x", SpecialTokens::Parse).expect("it has bytes")[0];
+        let names: Vec<String> = (0..N_WAYS).map(|n| format!("r{n}")).collect();
+        let rules: String = names.iter().map(|name| format!("\n{name}: {name} \"x\" | \"x\"")).collect();
+        let grammar = Grammar::Lark(format!("start: {}{rules}", names.join(" | ")));
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let limits = ConstraintLimits::default();
+        let constraint = Constraint::over(&grammar, &model, vocabulary, limits, &account);
+        let rule = Arc::new(Rule::new(Arc::new(constraint.expect("a grammar")), Begins::FirstDraw));
+        let walk = Arc::new(Walk::on(&account).expect("there is memory"));
+        let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+        let masks = MaskThreads::default();
+        let tokens = vec![token; N_TOKENS];
+        let place = Place { rule, first: 0, walk: walk.clone(), n_tokens: N_TOKENS, tokens };
+        let nexts = place.look_ahead(&masks, &owner, Guess::NOTHING);
+        // It is on its way.
+        let (begun, used) = (Instant::now(), owner.account.used(Resource::HostBytes));
+        while owner.account.used(Resource::HostBytes) <= used {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it begins");
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(nexts);
+        while Arc::strong_count(&walk) > 1 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it ends");
+            thread::sleep(Duration::from_millis(1));
+        }
+        // At least two items of 8 bytes for each way, had it gone to the end.
+        let used = owner.account.used(Resource::HostBytes);
+        assert!(used < (N_TOKENS * N_WAYS * 2 * 8) as u64, "{used}");
     }
 }

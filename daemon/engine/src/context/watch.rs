@@ -11,7 +11,7 @@ use crate::completion::{CallerId, Tag};
 use crate::constraint::{Expected, Next, Rule, Walk};
 use crate::guess::N_GUESS_MAX;
 use crate::mailbox::Watch;
-use crate::mask_threads::caught;
+use crate::mask_threads::{Piece, Turn, caught};
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, RunQueue};
 use crate::sampling::TokenMask;
@@ -201,17 +201,17 @@ impl RunWatch {
     /// Has the next mask worked out, in its guest's turn.
     fn go_on(self: Arc<Self>) {
         let watch = self.clone();
-        self.model.masks().run(&self.of.owner, move || watch.work_out());
+        self.model.masks().run_in_pieces(&self.of.owner, move |turn| watch.work_out(turn));
     }
 
-    fn work_out(self: Arc<Self>) {
+    fn work_out(self: &Arc<Self>, time: &mut Turn) -> Piece {
         let MasksOfRun { rule, first, walk, sampler_mask, foresight, owner, .. } = &self.of;
         // Held until the mask is on its way: the engine takes masks in their order.
         let mut path = self.path.lock().unwrap_or_else(PoisonError::into_inner);
         let (position, turn) = {
             let mut standing = self.standing();
             if standing.is_stopped {
-                return;
+                return Piece::Last;
             }
             if let Some(token) = standing.news.take() {
                 // Whatever was expected in its place and behind it.
@@ -221,27 +221,35 @@ impl RunWatch {
             }
             (standing.n_drawn + standing.expected.len(), standing.n_turns)
         };
-        let next = caught(|| {
-            Ok(match walk.next(rule, *first, position, &path, &[])?.remove(0) {
-                Next::Mask(mask) => {
-                    let mask = Arc::new(within(mask, sampler_mask.as_deref()));
-                    let expected = match foresight {
-                        Foresight::None => None,
-                        Foresight::Expected => rule.constraint().expected(&mask),
-                    };
-                    Some((mask, expected))
-                }
-                Next::Complete | Next::Ended => None,
+        let mut is_over = || time.is_over();
+        let is_near = caught(|| walk.come_near(rule, *first, position, &path, &mut is_over));
+        if is_near == Ok(false) {
+            return Piece::GoesOn;
+        }
+        let next = is_near.and_then(|_| {
+            caught(|| {
+                Ok(match walk.next(rule, *first, position, &path, &[])?.remove(0) {
+                    Next::Mask(mask) => {
+                        let mask = Arc::new(within(mask, sampler_mask.as_deref()));
+                        let expected = match foresight {
+                            Foresight::None => None,
+                            Foresight::Expected => rule.constraint().expected(&mask),
+                        };
+                        Some((mask, expected))
+                    }
+                    Next::Complete | Next::Ended => None,
+                })
             })
         });
         let mut standing = self.standing();
         if standing.is_stopped {
-            return;
+            return Piece::Last;
         }
         if standing.n_turns != turn {
             // The draws have gone another way meanwhile.
             drop((standing, path));
-            return self.go_on();
+            self.clone().go_on();
+            return Piece::Last;
         }
         let (id, tag) = (self.id, self.tag);
         let end = |end| Operation::EndRun { id, tag, position, turn, end };
@@ -273,7 +281,8 @@ impl RunWatch {
         let _ = self.model.post_unbounded(self.caller, operation);
         drop(path);
         if goes_on {
-            self.go_on();
+            self.clone().go_on();
         }
+        Piece::Last
     }
 }

@@ -107,6 +107,7 @@ impl Engine {
     #[must_use]
     pub fn start(settings: EngineSettings) -> Self {
         let (link, served) = Link::new(settings.port);
+        link.masks().begin_first().expect("a thread can be started");
         let port = settings.port;
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())

@@ -123,10 +123,15 @@ impl Search {
         (n_links_max(settings).saturating_mul(LINK_BYTES)) as u64
     }
 
-    /// Tokens that take as many bytes as its chains, and those that its hypotheses are about to append.
+    /// Bytes that its tokens take.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        (self.chains.len() * LINK_BYTES) as u64
+    }
+
+    /// The same in tokens, with what its hypotheses are about to append.
     pub(crate) fn n_tokens(&self) -> usize {
         let n_appended: usize = self.live.iter().map(|hypothesis| hypothesis.row.appended.len()).sum();
-        n_appended + self.chains.len() * LINK_BYTES / size_of::<Token>()
+        n_appended + self.n_bytes() as usize / size_of::<Token>()
     }
 
     /// Candidates of each row that a step needs, of a vocabulary of this size.
