@@ -148,15 +148,6 @@ impl OfUser {
         }
     }
 
-    /// Puts back what is not done, before what else its guest asked for.
-    fn put_back(&mut self, guest: GuestId, work: Work) {
-        let waiting = self.waiting.entry(guest).or_default();
-        waiting.push_front(work);
-        if waiting.len() == 1 {
-            self.order.push_back(guest);
-        }
-    }
-
     /// Takes out what is next of the guests whose turn it may be.
     fn take(&mut self, is_next: impl Fn(&GuestId) -> bool) -> Option<(GuestId, Work)> {
         let idx = self.order.iter().position(is_next)?;
@@ -308,7 +299,7 @@ impl Shared {
             queue.known.note(actor, guest, is_slow);
             let goes_on = left.is_some();
             if let Some(work) = left {
-                queue.of_user(actor).put_back(guest, work);
+                queue.of_user(actor).push(guest, work);
             }
             // Others may have waited for one of the slow to be done, and this thread does only one of what there is to do.
             if (was_slow || goes_on) && queue.n_idle > 0 && queue.n_waiting > 0 {
@@ -440,7 +431,7 @@ mod tests {
         }
         go.send(()).expect("it waits");
         let order: Vec<(u32, u32)> = (0..6).map(|_| dones.recv_timeout(SOON).expect("done")).collect();
-        assert_eq!(order, [(1, 1), (2, 0), (1, 2), (2, 1), (1, 3), (1, 9)]);
+        assert_eq!(order, [(1, 1), (2, 0), (1, 9), (2, 1), (1, 2), (1, 3)]);
         let queue = threads.0.lock();
         assert!(queue.known.is_slow(ActorId(1), GuestId(10)), "though each of its pieces was quick");
         assert!(queue.known.is_slow(ActorId(1), GuestId(11)), "another guest of the same user");

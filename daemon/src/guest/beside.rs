@@ -48,6 +48,8 @@ struct Pieces {
     n_running_max: usize,
     n_running_of_user_max: usize,
     texts: Texts,
+    /// Who waits for room among all users, for each kind: until then nobody else of that kind begins, however little it needs.
+    claims: [Option<ActorId>; Kind::N],
     /// Pieces that were begun, ever.
     n_begun: u64,
 }
@@ -78,24 +80,29 @@ impl OfUser {
         Self { share, waiting, n_waiting: 0, n_running: 0, texts, n_places: 0, last_begun: 0 }
     }
 
-    /// Where its next piece waits, of those that may begin. `all` are the texts of all users, and `is_claimed` the kinds of which one
-    /// that comes before only waits for room among them: what needs less does not go before it again and again.
-    fn next(&mut self, all: &Texts, is_claimed: &mut [bool; Kind::N]) -> Option<Lane> {
-        let may_begin = Kind::ALL.map(|kind| self.may_begin(kind, all, &mut is_claimed[kind as usize]));
+    /// Where its next piece waits, of those that may begin. `all` are the texts of all users.
+    fn next(&mut self, actor: ActorId, all: &Texts, claims: &mut [Option<ActorId>; Kind::N]) -> Option<Lane> {
+        let may_begin = Kind::ALL.map(|kind| self.may_begin(kind, actor, all, &mut claims[kind as usize]));
         let kinds = Kind::ALL.into_iter().zip(may_begin).filter(|(_, may_begin)| *may_begin);
         self.waiting.first_of(kinds.map(|(kind, _)| kind.lane()))
     }
 
-    /// Whether the first piece of a kind has room.
-    fn may_begin(&mut self, kind: Kind, all: &Texts, is_claimed: &mut bool) -> bool {
-        let Some(first) = self.waiting.peek(kind.lane()) else { return false };
-        // One that was given up needs none.
+    /// Bytes of the first piece of a kind, if there is one and it has room among those of its user. One that was given up needs none.
+    fn first_bytes(&mut self, kind: Kind) -> Option<usize> {
+        let first = self.waiting.peek(kind.lane())?;
         let text_bytes = if first.begin.is_closed() { 0 } else { first.text_bytes };
-        if *is_claimed || !self.texts.fit_of_user(kind, text_bytes) {
+        self.texts.fit_of_user(kind, text_bytes).then_some(text_bytes)
+    }
+
+    /// Whether the first piece of a kind may begin. Where only room among all is missing, it is the next that has it.
+    fn may_begin(&mut self, kind: Kind, actor: ActorId, all: &Texts, claim: &mut Option<ActorId>) -> bool {
+        let Some(text_bytes) = self.first_bytes(kind) else { return false };
+        if claim.is_some_and(|other| other != actor) {
             return false;
         }
-        *is_claimed = !all.fit_of_all(kind, text_bytes);
-        !*is_claimed
+        let has_room = all.fit_of_all(kind, text_bytes);
+        *claim = (!has_room).then_some(actor);
+        has_room
     }
 
     /// Whether it has less under way for its share than another, or as much, and began its last piece before the other.
@@ -154,10 +161,13 @@ struct Running {
     beside: Beside,
     actor: ActorId,
     text_bytes: usize,
+    /// Whether what it had is given back.
+    is_back: bool,
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
+impl Running {
+    fn give_back(&mut self) {
+        self.is_back = true;
         let mut pieces = self.beside.lock();
         pieces.n_running -= 1;
         pieces.texts.end(self.text_bytes);
@@ -165,8 +175,15 @@ impl Drop for Running {
         user.n_running -= 1;
         user.texts.end(self.text_bytes);
         pieces.forget_if_done(self.actor);
-        drop(pieces);
-        self.beside.serve();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_back {
+            self.give_back();
+            self.beside.serve();
+        }
     }
 }
 
@@ -182,6 +199,7 @@ impl Beside {
             n_running_max: n_processors * N_USERS,
             n_running_of_user_max: n_processors,
             texts: Texts::default(),
+            claims: [None; Kind::N],
             n_begun: 0,
         })))
     }
@@ -217,7 +235,11 @@ impl Beside {
     ) -> T {
         let (place, turn) = self.wait(owner, text_bytes);
         let running = turn.await.expect("the queue keeps what is waited for");
-        let niceness = self.niceness(owner.account.priority().share);
+        // Others wait for the room that a text has: how soon it gives that back is not its user's business alone.
+        let niceness = match text_bytes {
+            0 => self.niceness(owner.account.priority().share),
+            _ => NICENESS,
+        };
         let (done, result) = oneshot::channel();
         let clock = clock.clone();
         let thread = thread::Builder::new().name("guest-work".to_owned()).stack_size(STACK_BYTES);
@@ -264,8 +286,10 @@ impl Beside {
     /// Begins what may begin.
     fn serve(&self) {
         while let Some((begin, running)) = self.next() {
-            // Of a piece that was given up, what comes back is dropped.
-            let _ = begin.send(running);
+            // Of a piece that was given up: what follows begins here, and not within its end.
+            if let Err(mut running) = begin.send(running) {
+                running.give_back();
+            }
         }
     }
 
@@ -277,12 +301,19 @@ impl Beside {
             return None;
         }
         let most = pieces.n_running_of_user_max;
+        for kind in Kind::ALL {
+            let claim = &mut pieces.claims[kind as usize];
+            let user = claim.and_then(|actor| pieces.users.get_mut(&actor));
+            let holds = user.is_some_and(|user| {
+                user.n_running < most && user.first_bytes(kind).is_some_and(|text_bytes| text_bytes > 0)
+            });
+            *claim = claim.filter(|_| holds);
+        }
         let may_begin = |(_, user): &(&ActorId, &mut OfUser)| user.n_waiting > 0 && user.n_running < most;
         let mut users: Vec<_> = pieces.users.iter_mut().filter(may_begin).collect();
         users.sort_by(|(_, user), (_, other)| user.compare(other));
-        let mut is_claimed = [false; Kind::N];
         let (actor, lane, user) = users.into_iter().find_map(|(&actor, user)| {
-            let lane = user.next(&pieces.texts, &mut is_claimed)?;
+            let lane = user.next(actor, &pieces.texts, &mut pieces.claims)?;
             Some((actor, lane, user))
         })?;
         let Waiting { begin, text_bytes } = user.waiting.pop(lane).expect("it waits");
@@ -296,7 +327,7 @@ impl Beside {
             pieces.n_begun += 1;
             user.last_begun = pieces.n_begun;
         }
-        Some((begin, Running { beside: self.clone(), actor, text_bytes }))
+        Some((begin, Running { beside: self.clone(), actor, text_bytes, is_back: false }))
     }
 }
 

@@ -71,7 +71,8 @@ pub struct GuestLimits {
     /// Contexts that a guest has open; a beam search has one for each beam and one besides.
     pub n_contexts: u64,
     /// Bytes of host memory for the token lists of its contexts, ten a token, for its masks, an eighth for each token of the
-    /// vocabulary, and for its grammars.
+    /// vocabulary, for its grammars, for what generations have drawn that it has not taken, and for long arguments and answers of
+    /// the call under way.
     pub host_bytes: u64,
     /// Bytes of a grammar.
     pub constraint_bytes: usize,

@@ -6,7 +6,7 @@
 
 use trellis_engine::fair::Lane;
 
-/// A text shorter than this waits for no longer one.
+/// A text shorter than this does not wait for the room of a longer one.
 const SHORT_BYTES: usize = 64 << 10;
 
 /// Bytes of short texts, and of long ones, that are encoded at once, of one user and of all: 3 GiB at the very worst, and a tenth of

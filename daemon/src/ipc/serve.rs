@@ -28,15 +28,23 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// Accepts and serves connections until `shutdown` is cancelled. Then the socket is removed, the guests are stopped, and
 /// the connections are given time to say so; returns when all are closed. No other daemon can start before that. A socket
 /// whose file somebody removes is made anew.
+///
+/// # Panics
+/// The system has no thread for it, or it panicked there; first all ends as after `shutdown`.
 pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shutdown: CancellationToken) {
     let tasks = TaskTracker::new();
     // Whoever gives up this future has nobody accepted any more.
     let until = shutdown.child_token();
     let _until = until.clone().drop_guard();
-    let door = Door { sessions, shutdown, tasks: tasks.clone() };
-    let _lock = beside(door.accept(listener, until)).await;
+    let door = Door { sessions, shutdown: shutdown.clone(), tasks: tasks.clone() };
+    let lock = beside(door.accept(listener, until)).await;
+    if lock.is_none() {
+        tracing::error!("nobody accepts connections any more: the daemon ends");
+        shutdown.cancel();
+    }
     tasks.close();
     tasks.wait().await;
+    assert!(lock.is_some(), "the thread that accepts connections ends when it is told to");
 }
 
 /// Runs something on a thread that gives way to those that decode and those that serve sessions. Whoever connects and leaves all the
@@ -53,6 +61,14 @@ async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'stati
         tracing::error!(%error, "no thread accepts connections");
     }
     is_done.await.ok()
+}
+
+async fn pause(until: &CancellationToken) {
+    tokio::select! {
+        biased;
+        () = until.cancelled() => {}
+        () = tokio::time::sleep(ACCEPT_PAUSE) => {}
+    }
 }
 
 /// Where connections come in.
@@ -72,19 +88,21 @@ impl<S: Service> Door<S> {
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                // First, so that no timer is asked of a runtime that is gone.
+                biased;
+                () = until.cancelled() => break,
                 _ = looks.tick() => {
                     complaints.note_place(&listener.restore());
                     rate.forget_idle(Instant::now());
                     continue;
                 }
-                () = until.cancelled() => break,
+                accepted = listener.accept() => accepted,
             };
             let accepted = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     complaints.note_accepted(Some(&error));
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    pause(&until).await;
                     continue;
                 }
             };
@@ -103,7 +121,7 @@ impl<S: Service> Door<S> {
             complaints.note_accepted(stream.as_ref().err());
             match stream {
                 Ok(stream) => self.serve(stream, peer, place, begins, complaints.clone()),
-                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                Err(_) => pause(&until).await,
             }
         }
         listener.close()

@@ -65,6 +65,12 @@ impl Named {
     }
 }
 
+/// Whether there is nothing of a name, or cannot be.
+fn is_not_there(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | InvalidInput | InvalidFilename | NotADirectory)
+}
+
 impl Registry {
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
         Self { folder, listed: tokio::sync::Mutex::default(), known: Mutex::default() }
@@ -77,7 +83,11 @@ impl Registry {
     /// The program of that name. Its file is looked at, and not the folder: clients may ask often.
     pub(super) async fn find(&self, name: &str) -> Result<Named, ErrorBody> {
         let Some(path) = self.path_of(name) else { return Err(self.unknown(name).await) };
-        let Ok(file) = tokio::fs::metadata(&path).await else { return Err(self.unknown(name).await) };
+        let file = match tokio::fs::metadata(&path).await {
+            Ok(file) => file,
+            Err(error) if is_not_there(&error) => return Err(self.unknown(name).await),
+            Err(error) => return Err(unread(&error)),
+        };
         let stamp = Stamp::of(&file);
         let hash = self.known().get(name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);
         Ok(Named { name: name.to_owned(), path, stamp, hash })

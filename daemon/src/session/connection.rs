@@ -340,7 +340,10 @@ impl<S: Service> Connection<S> {
 
     /// Pays for so many requests under way in the place of those before.
     fn pay_for(&mut self, n_requests: usize) -> Result<(), ErrorBody> {
-        let n_bytes = n_requests.saturating_sub(N_FREE_REQUESTS) * REQUEST_BYTES;
+        // Guests are paid for as they start; whoever has many may still look after them.
+        let n_guests = self.requests.values().filter(|it| matches!(it, Request::Guest { .. })).count();
+        let n_paid = n_requests.saturating_sub(n_guests).saturating_sub(N_FREE_REQUESTS);
+        let n_bytes = n_paid * REQUEST_BYTES;
         self.paid.resize(n_bytes as u64).map_err(|exceeded| over_host_bytes(&exceeded))
     }
 

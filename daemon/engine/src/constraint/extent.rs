@@ -10,11 +10,13 @@ const ARGUMENT_BYTES: usize = 8;
 const NESTED_BYTES: usize = 32;
 /// Bytes of a row, and of what its lexeme was.
 const ROW_BYTES: usize = 128;
+/// Rows that are tried at once for a token, in a tree of tokens whose longest have some hundred bytes.
+const N_ROWS_TRIED: usize = 256;
 /// Bytes of a token: itself, twice, and how far the rows went after it.
 const TOKEN_BYTES: usize = 2 * size_of::<u32>() + size_of::<Chart>();
 /// Bytes for a byte of the text: the state of the lexer after it, and the byte itself in some places.
 const TEXT_BYTE_BYTES: usize = 24;
-/// Bytes of a part of the text that was captured, without its name and its text.
+/// Bytes of a part of the text that was captured, without its name and its text. The last of each name is there twice.
 const CAPTURE_BYTES: usize = 64;
 
 /// Rows of a parse, and the items in them.
@@ -73,11 +75,13 @@ impl Extent {
         self.after.last().copied().unwrap_or(self.first)
     }
 
-    /// The parser has done something, before which it had made so much. It tries rows one in the place of another, as many at
-    /// once as a token has bytes: what they take without their items is little.
+    /// The parser has done something, before which it had made so much. It tries rows one in the place of another, at most as
+    /// many at once as a token has bytes: what they take without their items is little.
     pub(super) fn note(&mut self, before: Chart, parser: &TokenParser) {
         let made = Chart::made_by(parser).since(before);
-        self.most.n_items = self.most.n_items.max(self.now().n_items + made.n_items);
+        let n_items_of_row = made.n_items.div_ceil(made.n_rows.max(1));
+        let n_items_at_once = made.n_items.min(n_items_of_row.saturating_mul(N_ROWS_TRIED));
+        self.most.n_items = self.most.n_items.max(self.now().n_items + n_items_at_once);
     }
 
     /// The parser has taken in a token, before which it had made so much.
@@ -101,7 +105,7 @@ impl Extent {
         let captures = parser.captures().get(self.n_captures..).unwrap_or_default();
         self.n_captures += captures.len();
         self.capture_bytes +=
-            captures.iter().map(|(name, text)| CAPTURE_BYTES + name.len() + text.len()).sum::<usize>();
+            captures.iter().map(|(name, text)| 2 * (CAPTURE_BYTES + name.len() + text.len())).sum::<usize>();
         let grammar = parser.parser.grammar();
         let argument_bytes = if grammar.parametric() { ARGUMENT_BYTES } else { 0 };
         let nested_bytes = if grammar.lexer_spec().skip_by_class.len() > 1 { NESTED_BYTES } else { 0 };

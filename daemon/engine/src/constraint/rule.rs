@@ -83,8 +83,19 @@ pub(crate) struct Walk {
     walker: Mutex<Option<Box<Walker>>>,
     /// That of the context of which it was forked: where its matcher stands is near.
     parent: Mutex<Option<Arc<Walk>>>,
+    /// How many tokens come before the grammar, of the context that the matcher last came near to; for whoever asks for the same
+    /// next, since it is looked for from the beginning.
+    begun: Mutex<Option<Begun>>,
     /// For the first bytes of the matcher, also before there is one; it has the rest on its own.
     charge: Option<HostCharge>,
+}
+
+/// Where the grammar begins in tokens that are so many, up to this position, if it has begun.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    position: usize,
+    n_tokens: usize,
+    n_before: Option<usize>,
 }
 
 impl std::fmt::Debug for Walker {
@@ -122,7 +133,7 @@ impl Walk {
         let parent = self.parent().clone();
         // One that has not been used leads to nothing.
         let parent = if parent.is_some() { parent } else { Some(self.clone()) };
-        Self { walker: Mutex::default(), parent: Mutex::new(parent), charge }
+        Self { parent: Mutex::new(parent), charge, ..Self::default() }
     }
 
     fn parent(&self) -> std::sync::MutexGuard<'_, Option<Arc<Self>>> {
@@ -143,11 +154,16 @@ impl Walk {
         tokens: &[Token],
         guess: &[Token],
     ) -> Result<Vec<Next>, ConstraintError> {
-        self.walked(rule, |walker| nexts(walker, rule, first, n_tokens, tokens, guess))
+        let begun = self.begun().take();
+        self.walked(rule, |walker| nexts(walker, rule, first, n_tokens, tokens, guess, begun))
+    }
+
+    fn begun(&self) -> std::sync::MutexGuard<'_, Option<Begun>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Goes on to the end of the tokens of a context, as long as it has time, and takes in at least one that is left; whether it
-    /// is there. [`Self::next`] of the same tokens has little to do then.
+    /// is there. [`Self::next`] of the same tokens has little to do then, and is to come before other tokens are asked about.
     ///
     /// # Errors
     /// The limits of the grammar were reached, or there is no host memory left.
@@ -159,7 +175,9 @@ impl Walk {
         tokens: &[Token],
         is_over: &mut dyn FnMut() -> bool,
     ) -> Result<bool, ConstraintError> {
-        match n_before(rule, first, n_tokens, tokens) {
+        let n_before = n_before(rule, first, n_tokens, tokens);
+        *self.begun() = Some(Begun { position: n_tokens, n_tokens: tokens.len(), n_before });
+        match n_before {
             Some(n_before) => self.walked(rule, |walker| walker.come_near(&tokens[n_before..], is_over)),
             None => Ok(true),
         }
@@ -178,9 +196,10 @@ impl Walk {
         tokens: &[Token],
         tree: &GuessTree,
     ) -> Result<Vec<Option<Next>>, ConstraintError> {
+        let begun = self.begun().take();
         self.walked(rule, |walker| {
             let mut found: Vec<Option<Next>> = Vec::with_capacity(tree.n_nodes() + 1);
-            found.push(nexts(walker, rule, first, n_tokens, tokens, &[])?.pop());
+            found.push(nexts(walker, rule, first, n_tokens, tokens, &[], begun)?.pop());
             for node in 0..tree.n_nodes() {
                 let is_refused = |parent: usize| found[parent + 1].is_none();
                 if tree.parent(node).is_some_and(is_refused) {
@@ -190,7 +209,7 @@ impl Walk {
                 let path = tree.path(node);
                 let n_not_counted = first.saturating_sub(n_tokens).min(path.len());
                 let with_path = [tokens, &path[n_not_counted..]].concat();
-                let next = match next_at(walker, rule, first, n_tokens + path.len(), &with_path) {
+                let next = match next_at(walker, rule, first, n_tokens + path.len(), &with_path, None) {
                     Ok(Ok(Next::Ended) | Err(Left(_))) => None,
                     Ok(Ok(next)) => Some(next),
                     Err(_) => {
@@ -241,6 +260,7 @@ fn nexts(
     n_tokens: usize,
     tokens: &[Token],
     guess: &[Token],
+    begun: Option<Begun>,
 ) -> Result<Vec<Next>, ConstraintError> {
     let mut nexts = Vec::with_capacity(guess.len() + 1);
     let with_guess: Vec<Token>;
@@ -255,10 +275,12 @@ fn nexts(
     for n_guessed in 0..=guess.len() {
         let position = n_tokens + n_guessed;
         let tokens = &tokens[..n_given + position.saturating_sub(first.max(n_tokens))];
-        match next_at(walker, rule, first, position, tokens) {
+        match next_at(walker, rule, first, position, tokens, begun) {
             Ok(Ok(next)) => nexts.push(next),
             // What was guessed is cut there; the place before it has its mask.
             Ok(Err(Left(_))) if n_guessed > 0 => break,
+            // It stands where it should, and nobody pays for it to go on.
+            Err(ConstraintError::Budget(_)) if n_guessed > 0 => break,
             Err(_) if n_guessed > 0 => {
                 walker.begin_anew();
                 break;
@@ -283,8 +305,11 @@ fn next_at(
     first: usize,
     position: usize,
     tokens: &[Token],
+    begun: Option<Begun>,
 ) -> Result<Result<Next, Left>, ConstraintError> {
-    let Some(n_before) = n_before(rule, first, position, tokens) else {
+    let begun = begun.filter(|begun| (begun.position, begun.n_tokens) == (position, tokens.len()));
+    let n_before = begun.map_or_else(|| n_before(rule, first, position, tokens), |begun| begun.n_before);
+    let Some(n_before) = n_before else {
         return Ok(Ok(Next::Mask(TokenMask::clone(&rule.all))));
     };
     match walker.seek(&tokens[n_before..])? {

@@ -152,8 +152,10 @@ impl Context {
     /// # Panics
     /// The constraint was compiled for a vocabulary of another size.
     pub fn keep_as(&mut self, other: &Self) -> Result<(), EngineError> {
-        self.rule.clone_from(&other.rule);
-        let Some(rule) = &self.rule else { return Ok(()) };
+        let Some(rule) = &other.rule else {
+            self.rule = None;
+            return Ok(());
+        };
         let (n_words, vocab_size) = (rule.constraint().vocab_size(), self.model.limits().vocab_size);
         assert_eq!(n_words, vocab_size, "the constraint of another vocabulary");
         let of_rule = |keeping: &&Keeping| keeping.rule.id() == rule.id();
@@ -167,6 +169,8 @@ impl Context {
             };
             self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::new(walk) });
         }
+        // Not before it is paid for: what begins with a rule of its own begins elsewhere.
+        self.rule = Some(rule.clone());
         Ok(())
     }
 

@@ -81,7 +81,7 @@ impl NearEngine {
             numbers,
             customs: Customs::new(numbers.range()),
             models: FxHashMap::default(),
-            parts: Parts::new(host_bytes),
+            parts: Parts::new(host_bytes, n_contexts_max),
             n_contexts_max,
         }
     }

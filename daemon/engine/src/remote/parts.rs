@@ -20,6 +20,9 @@ const LOOK_BYTES: u64 = 4 << 20;
 /// What engines may still have of what its guest has let go of, beside what guests may have.
 const LET_GO_BYTES: u64 = 256 << 20;
 
+/// A mask that the host makes of a rule for the next token of a context, in the largest vocabularies. Nobody pays for it.
+const MASK_BYTES: u64 = 32 << 10;
+
 /// Something that samplers share.
 trait Part: PartialEq {
     fn n_bytes(&self) -> usize;
@@ -102,9 +105,10 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Of a process whose guests may have so many bytes of host memory.
-    pub(super) fn new(host_bytes: u64) -> Self {
-        let n_bytes_max = host_bytes.saturating_add(LET_GO_BYTES);
+    /// Of a process whose guests may have so many bytes of host memory, and so many contexts.
+    pub(super) fn new(host_bytes: u64, n_contexts: u64) -> Self {
+        let of_rules = n_contexts.saturating_mul(MASK_BYTES);
+        let n_bytes_max = host_bytes.saturating_add(of_rules).saturating_add(LET_GO_BYTES);
         let (masks, biases) = (Pool::new(), Pool::new());
         Self { keys: RandomState::new(), masks, biases, n_bytes_max, look_at: LOOK_BYTES }
     }
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_alike_is_one_again_whatever_else_differs() {
-        let mut parts = Parts::new(0);
+        let mut parts = Parts::new(0, 0);
         let first = come(&mut parts, with_mask(1));
         let again = Sampler { seed: 7, ..Arc::unwrap_or_clone(with_mask(1)) };
         let again = come(&mut parts, Arc::new(again));
@@ -197,7 +201,7 @@ mod tests {
             let put_on = PutOn { biases, within, ..PutOn::new(program.clone()) };
             Arc::new(Sampler { program: Some(Box::new(put_on)), ..Sampler::greedy() })
         };
-        let mut parts = Parts::new(0);
+        let mut parts = Parts::new(0, 0);
         let all = [0.5, 0.5, 0.25].map(|value| come(&mut parts, with(value)));
         let put_on = all.each_ref().map(|sampler| sampler.program.as_deref().expect("it has one"));
         let within = |put_on: &PutOn| put_on.within.clone().expect("it has one");
@@ -209,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_is_gone_counts_no_longer_and_what_is_there_has_a_bound() {
-        let mut parts = Parts { n_bytes_max: 2 * LOOK_BYTES, ..Parts::new(0) };
+        let mut parts = Parts { n_bytes_max: 2 * LOOK_BYTES, ..Parts::new(0, 0) };
         let n = 2 * LOOK_BYTES as usize / mask(0).n_bytes();
         (0..3 * n).for_each(|token| drop(come(&mut parts, with_mask(token as u32))));
         assert!(parts.masks.known.len() < n, "those that are gone are forgotten");

@@ -89,7 +89,9 @@ struct Writing {
     paid: Paid,
     /// Bytes of all text that was drawn.
     n_text_bytes: usize,
-    /// How many they were after each token; none where it ends within a character.
+    /// Whether tokens may be cut off with a stop text.
+    is_cut: bool,
+    /// How many they were after each token, where that is; none where it ends within a character.
     ends: Vec<Option<usize>>,
     /// Up to the end.
     text: String,
@@ -184,6 +186,7 @@ impl GuestState {
                 },
                 speculation,
                 decoder: DecodeStream::new(SpecialText::Skip),
+                is_cut: matches!(request.keep, Keep::Text) && !request.stop_texts.is_empty(),
                 stops: StopTexts::new(request.stop_texts),
                 client,
                 keep: request.keep,
@@ -383,7 +386,9 @@ impl Writing {
         }
         let piece = self.decoder.push(tokenizer, token);
         self.n_text_bytes += piece.len();
-        self.ends.push(self.decoder.is_whole().then_some(self.n_text_bytes));
+        if self.is_cut {
+            self.ends.push(self.decoder.is_whole().then_some(self.n_text_bytes));
+        }
         self.scan(&piece);
         if self.finish.is_none() && self.settings.n_tokens_max == Some(self.tokens.len()) {
             self.end(FinishReason::MaxTokens);

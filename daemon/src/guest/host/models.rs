@@ -117,7 +117,9 @@ impl HostModel for GuestState {
         special: SpecialTokens,
     ) -> Result<Vec<u32>, HostError> {
         let model = ModelHandle::clone(&self.table.get(&model)?.model);
-        self.encode_text(model, text, special).await
+        let tokens = self.encode_text(model, text, special).await?;
+        self.pay_for_answer(size_of_val(&*tokens))?;
+        Ok(tokens)
     }
 
     async fn decode(&mut self, model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError> {
@@ -177,7 +179,9 @@ impl HostModel for GuestState {
             template.encode(&model.tokenizer, &messages, prompt, date)
         };
         let refused = |error: ChatError| ApiError::ChatTemplate(error.to_string());
-        Ok(self.encoding(length, encode).await.map_err(refused)?)
+        let tokens = self.encoding(length, encode).await.map_err(refused)?;
+        self.pay_for_answer(size_of_val(&*tokens))?;
+        Ok(tokens)
     }
 
     fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {

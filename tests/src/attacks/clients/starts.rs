@@ -26,6 +26,10 @@ async fn with_credit(site: &Site, mode: &str, credit_bytes: u64) -> std::io::Res
 async fn unread(site: Site, start: Start) -> std::io::Result<Ending> {
     let mut raw = Raw::connect(&site.socket).await?;
     let ask = async {
+        // Most of what there is room for.
+        for _ in 0..300 {
+            raw.request(Call::Limits).await?;
+        }
         loop {
             raw.request(Call::Limits).await?;
             raw.request(Call::Start(start.clone())).await?;

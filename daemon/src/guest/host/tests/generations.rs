@@ -74,7 +74,7 @@ async fn what_generations_have_drawn_is_paid_for_until_it_is_taken() {
     guest.state.let_go_of_answer();
     // The context still has all tokens.
     let of_generation = with_drawn - used();
-    let of_token = (size_of::<u32>() + size_of::<f32>() + size_of::<Option<usize>>()) as u64;
+    let of_token = (size_of::<u32>() + size_of::<f32>()) as u64;
     let drawn = u64::from(N_DRAWN) * of_token + cancelled.text.len() as u64;
     assert!(of_generation >= given + drawn, "{of_generation} bytes for {given} and {drawn}");
     HostGenerations::drop(&mut guest.state, all).await.expect("there");
