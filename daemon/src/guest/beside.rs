@@ -13,7 +13,7 @@ use trellis_engine::account::{ActorId, Owner};
 use trellis_engine::fair::{FairQueue, Lane, Seat};
 
 use super::cpu::CpuClock;
-use super::rooms::{Kind, Texts};
+use super::rooms::{Kind, Need, Rooms};
 use super::threads::{as_ns, give_way};
 
 /// By how much it gives way to the daemon's other threads, in the system's steps of niceness: as guests do.
@@ -37,7 +37,7 @@ const NO_ROWS: usize = 0;
 /// Runs long work of guests on threads of its own. Each user may have as many as there are processors, and what waits of one
 /// user is served by fair shares of processor time of its sessions and guests. So no user waits for the work of another, and
 /// the system shares the processors between the threads of all: those of users with smaller shares are nicer to those of users
-/// with larger ones. Texts to encode wait for room as well, since they take some hundred times their length while they are under way.
+/// with larger ones. Texts and grammars wait for room as well, since they take some hundred times their length while they are under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside(Arc<Mutex<Pieces>>);
 
@@ -47,7 +47,7 @@ struct Pieces {
     n_running: usize,
     n_running_max: usize,
     n_running_of_user_max: usize,
-    texts: Texts,
+    rooms: Rooms,
     /// Who waits for room among all users, for each kind: until then nobody else of that kind begins, however little it needs.
     claims: [Option<ActorId>; Kind::N],
     /// Pieces that were begun, ever.
@@ -57,8 +57,7 @@ struct Pieces {
 /// A piece that waits for its turn.
 struct Waiting {
     begin: oneshot::Sender<Running>,
-    /// Bytes of text that it encodes.
-    text_bytes: usize,
+    need: Need,
 }
 
 struct OfUser {
@@ -67,7 +66,7 @@ struct OfUser {
     waiting: FairQueue<Waiting>,
     n_waiting: usize,
     n_running: usize,
-    texts: Texts,
+    rooms: Rooms,
     n_places: usize,
     /// When its last piece was begun, in pieces that were begun.
     last_begun: u64,
@@ -76,31 +75,32 @@ struct OfUser {
 impl OfUser {
     fn new(share: NonZeroU32) -> Self {
         let waiting = FairQueue::default();
-        let texts = Texts::default();
-        Self { share, waiting, n_waiting: 0, n_running: 0, texts, n_places: 0, last_begun: 0 }
+        let rooms = Rooms::default();
+        Self { share, waiting, n_waiting: 0, n_running: 0, rooms, n_places: 0, last_begun: 0 }
     }
 
-    /// Where its next piece waits, of those that may begin. `all` are the texts of all users.
-    fn next(&mut self, actor: ActorId, all: &Texts, claims: &mut [Option<ActorId>; Kind::N]) -> Option<Lane> {
+    /// Where its next piece waits, of those that may begin. `all` is what is under way of all users.
+    fn next(&mut self, actor: ActorId, all: &Rooms, claims: &mut [Option<ActorId>; Kind::N]) -> Option<Lane> {
         let may_begin = Kind::ALL.map(|kind| self.may_begin(kind, actor, all, &mut claims[kind as usize]));
         let kinds = Kind::ALL.into_iter().zip(may_begin).filter(|(_, may_begin)| *may_begin);
         self.waiting.first_of(kinds.map(|(kind, _)| kind.lane()))
     }
 
-    /// Bytes of the first piece of a kind, if there is one and it has room among those of its user. One that was given up needs none.
-    fn first_bytes(&mut self, kind: Kind) -> Option<usize> {
+    /// The need of the first piece of a kind, if there is one and it has room among those of its user. One that was given up needs
+    /// nothing.
+    fn first_need(&mut self, kind: Kind) -> Option<Need> {
         let first = self.waiting.peek(kind.lane())?;
-        let text_bytes = if first.begin.is_closed() { 0 } else { first.text_bytes };
-        self.texts.fit_of_user(kind, text_bytes).then_some(text_bytes)
+        let need = if first.begin.is_closed() { Need::NOTHING } else { first.need };
+        self.rooms.fit_of_user(need).then_some(need)
     }
 
     /// Whether the first piece of a kind may begin. Where only room among all is missing, it is the next that has it.
-    fn may_begin(&mut self, kind: Kind, actor: ActorId, all: &Texts, claim: &mut Option<ActorId>) -> bool {
-        let Some(text_bytes) = self.first_bytes(kind) else { return false };
+    fn may_begin(&mut self, kind: Kind, actor: ActorId, all: &Rooms, claim: &mut Option<ActorId>) -> bool {
+        let Some(need) = self.first_need(kind) else { return false };
         if claim.is_some_and(|other| other != actor) {
             return false;
         }
-        let has_room = all.fit_of_all(kind, text_bytes);
+        let has_room = all.fit_of_all(need);
         *claim = (!has_room).then_some(actor);
         has_room
     }
@@ -160,7 +160,7 @@ impl Drop for Place {
 struct Running {
     beside: Beside,
     actor: ActorId,
-    text_bytes: usize,
+    need: Need,
     /// Whether what it had is given back.
     is_back: bool,
 }
@@ -170,10 +170,10 @@ impl Running {
         self.is_back = true;
         let mut pieces = self.beside.lock();
         pieces.n_running -= 1;
-        pieces.texts.end(self.text_bytes);
+        pieces.rooms.end(self.need);
         let user = pieces.user(self.actor);
         user.n_running -= 1;
-        user.texts.end(self.text_bytes);
+        user.rooms.end(self.need);
         pieces.forget_if_done(self.actor);
     }
 }
@@ -198,7 +198,7 @@ impl Beside {
             n_running: 0,
             n_running_max: n_processors * N_USERS,
             n_running_of_user_max: n_processors,
-            texts: Texts::default(),
+            rooms: Rooms::default(),
             claims: [None; Kind::N],
             n_begun: 0,
         })))
@@ -219,25 +219,25 @@ impl Beside {
         clock: &Arc<CpuClock>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        self.encode(owner, clock, 0, work).await
+        self.run_in_room(owner, clock, Need::NOTHING, work).await
     }
 
-    /// As [`Self::run`], for work that encodes so many bytes of text.
+    /// As [`Self::run`], for work that waits for room.
     ///
     /// # Panics
     /// The work does.
-    pub(crate) async fn encode<T: Send + 'static>(
+    pub(crate) async fn run_in_room<T: Send + 'static>(
         &self,
         owner: &Owner,
         clock: &Arc<CpuClock>,
-        text_bytes: usize,
+        need: Need,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        let (place, turn) = self.wait(owner, text_bytes);
+        let (place, turn) = self.wait(owner, need);
         let running = turn.await.expect("the queue keeps what is waited for");
-        // Others wait for the room that a text has: how soon it gives that back is not its user's business alone.
-        let niceness = match text_bytes {
-            0 => self.niceness(owner.account.priority().share),
+        // Others wait for the room that it has: how soon it gives that back is not its user's business alone.
+        let niceness = match need {
+            Need::NOTHING => self.niceness(owner.account.priority().share),
             _ => NICENESS,
         };
         let (done, result) = oneshot::channel();
@@ -268,14 +268,14 @@ impl Beside {
         niceness_beside(share, most.unwrap_or(share))
     }
 
-    fn wait(&self, owner: &Owner, text_bytes: usize) -> (Place, oneshot::Receiver<Running>) {
+    fn wait(&self, owner: &Owner, need: Need) -> (Place, oneshot::Receiver<Running>) {
         let (begin, turn) = oneshot::channel();
         let mut pieces = self.lock();
         let share = owner.account.priority().share;
         let user = pieces.users.entry(owner.actor).or_insert_with(|| OfUser::new(share));
         let seat = user.waiting.seat(owner);
-        let lane = Kind::of(text_bytes).lane();
-        user.waiting.push(&seat, lane, Waiting { begin, text_bytes }, NO_ROWS);
+        let lane = need.kind().lane();
+        user.waiting.push(&seat, lane, Waiting { begin, need }, NO_ROWS);
         user.n_waiting += 1;
         user.n_places += 1;
         drop(pieces);
@@ -305,7 +305,7 @@ impl Beside {
             let claim = &mut pieces.claims[kind as usize];
             let user = claim.and_then(|actor| pieces.users.get_mut(&actor));
             let holds = user.is_some_and(|user| {
-                user.n_running < most && user.first_bytes(kind).is_some_and(|text_bytes| text_bytes > 0)
+                user.n_running < most && user.first_need(kind).is_some_and(|need| need != Need::NOTHING)
             });
             *claim = claim.filter(|_| holds);
         }
@@ -313,21 +313,21 @@ impl Beside {
         let mut users: Vec<_> = pieces.users.iter_mut().filter(may_begin).collect();
         users.sort_by(|(_, user), (_, other)| user.compare(other));
         let (actor, lane, user) = users.into_iter().find_map(|(&actor, user)| {
-            let lane = user.next(actor, &pieces.texts, &mut pieces.claims)?;
+            let lane = user.next(actor, &pieces.rooms, &mut pieces.claims)?;
             Some((actor, lane, user))
         })?;
-        let Waiting { begin, text_bytes } = user.waiting.pop(lane).expect("it waits");
+        let Waiting { begin, need } = user.waiting.pop(lane).expect("it waits");
         user.n_waiting -= 1;
         user.n_running += 1;
-        user.texts.begin(text_bytes);
+        user.rooms.begin(need);
         pieces.n_running += 1;
-        pieces.texts.begin(text_bytes);
+        pieces.rooms.begin(need);
         // One that was given up costs its user nothing.
         if !begin.is_closed() {
             pieces.n_begun += 1;
             user.last_begun = pieces.n_begun;
         }
-        Some((begin, Running { beside: self.clone(), actor, text_bytes, is_back: false }))
+        Some((begin, Running { beside: self.clone(), actor, need, is_back: false }))
     }
 }
 
@@ -425,7 +425,8 @@ mod tests {
                 gone.recv().expect("it is told");
             };
             let owner = owner(user, guest);
-            let task = async move { beside.encode(&owner, &Arc::default(), text_bytes, work).await };
+            let need = Need::of_text(text_bytes);
+            let task = async move { beside.run_in_room(&owner, &Arc::default(), need, work).await };
             (go, tokio::spawn(task))
         };
         let mut first = Vec::new();
@@ -441,7 +442,8 @@ mod tests {
         let third = begin(6, 1, MIB / 2);
         tokio::task::yield_now().await;
         let clock = Arc::default();
-        assert_eq!(beside.encode(&owner(5, 2), &clock, 60 << 10, || 1).await, 1, "a short one");
+        let short = Need::of_text(60 << 10);
+        assert_eq!(beside.run_in_room(&owner(5, 2), &clock, short, || 1).await, 1);
         assert_eq!(beside.run(&owner(1, 3), &clock, || 2).await, 2, "no text at all");
         given_up.1.abort();
         assert!(given_up.1.await.is_err());
@@ -458,7 +460,7 @@ mod tests {
         }
         let pieces = beside.lock();
         assert!(pieces.users.is_empty() && pieces.n_running == 0);
-        assert_eq!(pieces.texts, Texts::default());
+        assert_eq!(pieces.rooms, Rooms::default());
     }
 
     #[tokio::test]

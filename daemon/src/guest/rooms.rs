@@ -1,90 +1,116 @@
-//! Room for the texts that are encoded at once.
+//! Room for what takes many times its length of memory while it is under way, on no account of a guest: texts to encode, and grammars
+//! to compile.
 //!
 //! While the library cuts a text into pieces and these into tokens, a byte of the text can be a piece of its own: two strings and the
 //! place of each of their bytes in the whole, a list of tokens with a string each, and the row of all lists while they grow to twice
-//! their length. That is 300 to 600 bytes for a byte, on no account of a guest, and for a hundredth of a second to a second.
+//! their length. That is 300 to 600 bytes for a byte, for a hundredth of a second to a second. A regular expression of many classes of
+//! characters takes 3,300 bytes for a byte, for up to half a minute, before its limits are looked at.
 
 use trellis_engine::fair::Lane;
 
-/// A text shorter than this does not wait for the room of a longer one.
-const SHORT_BYTES: usize = 64 << 10;
-
-/// Bytes of short texts, and of long ones, that are encoded at once, of one user and of all: 3 GiB at the very worst, and a tenth of
-/// that with plain text. A long text that is more by itself is encoded when no other is.
-const SHORT_BYTES_OF_USER: usize = 256 << 10;
-const SHORT_BYTES_OF_ALL: usize = 1 << 20;
-const LONG_BYTES_OF_USER: usize = 1 << 20;
-const LONG_BYTES_OF_ALL: usize = 4 << 20;
+/// A text, or a grammar, shorter than this does not wait for the room of a longer one.
+const SHORT_TEXT_BYTES: usize = 64 << 10;
+const LONG_TEXT_BYTES: usize = 512 << 10;
+const SMALL_GRAMMAR_BYTES: usize = 16 << 10;
 
 /// Pieces of work as they wait: each kind in a line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// All but texts to encode.
+    /// What needs no room.
     Other,
     ShortText,
     LongText,
+    HugeText,
+    SmallGrammar,
+    LargeGrammar,
 }
 
 impl Kind {
-    pub(super) const N: usize = 3;
-    pub(super) const ALL: [Self; Self::N] = [Self::Other, Self::ShortText, Self::LongText];
-
-    /// That of a piece which encodes so many bytes of text.
-    pub(super) fn of(text_bytes: usize) -> Self {
-        match text_bytes {
-            0 => Self::Other,
-            1..SHORT_BYTES => Self::ShortText,
-            _ => Self::LongText,
-        }
-    }
+    pub(super) const N: usize = 6;
+    pub(super) const ALL: [Self; Self::N] = [
+        Self::Other,
+        Self::ShortText,
+        Self::LongText,
+        Self::HugeText,
+        Self::SmallGrammar,
+        Self::LargeGrammar,
+    ];
 
     pub(super) fn lane(self) -> Lane {
         Lane::numbered(self as usize)
     }
 
-    fn bytes_of_user(self) -> usize {
+    /// Bytes that are under way at once, of one user and of all: 5 GiB of memory at the very worst, and a tenth of that with plain
+    /// text. What is more by itself is under way alone.
+    fn most(self) -> (usize, usize) {
         match self {
-            Self::Other => 0,
-            Self::ShortText => SHORT_BYTES_OF_USER,
-            Self::LongText => LONG_BYTES_OF_USER,
-        }
-    }
-
-    fn bytes_of_all(self) -> usize {
-        match self {
-            Self::Other => 0,
-            Self::ShortText => SHORT_BYTES_OF_ALL,
-            Self::LongText => LONG_BYTES_OF_ALL,
+            Self::Other => (0, 0),
+            Self::ShortText => (256 << 10, 1 << 20),
+            Self::LongText => (512 << 10, 2 << 20),
+            Self::HugeText => (1 << 20, 4 << 20),
+            Self::SmallGrammar => (64 << 10, 256 << 10),
+            Self::LargeGrammar => (128 << 10, 256 << 10),
         }
     }
 }
 
-/// Bytes of texts that are being encoded, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Texts([usize; Kind::N]);
+/// The room that a piece of work takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    kind: Kind,
+    n_bytes: usize,
+}
 
-impl Texts {
-    pub(super) fn begin(&mut self, text_bytes: usize) {
-        self.0[Kind::of(text_bytes) as usize] += text_bytes;
+impl Need {
+    pub(crate) const NOTHING: Self = Self { kind: Kind::Other, n_bytes: 0 };
+
+    /// That of a text which is encoded.
+    pub(crate) fn of_text(n_bytes: usize) -> Self {
+        let kind = match n_bytes {
+            0..SHORT_TEXT_BYTES => Kind::ShortText,
+            SHORT_TEXT_BYTES..LONG_TEXT_BYTES => Kind::LongText,
+            _ => Kind::HugeText,
+        };
+        Self { kind, n_bytes }
     }
 
-    pub(super) fn end(&mut self, text_bytes: usize) {
-        self.0[Kind::of(text_bytes) as usize] -= text_bytes;
+    /// That of a grammar which is compiled.
+    pub(crate) fn of_grammar(n_bytes: usize) -> Self {
+        let kind = if n_bytes < SMALL_GRAMMAR_BYTES { Kind::SmallGrammar } else { Kind::LargeGrammar };
+        Self { kind, n_bytes }
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        self.kind
+    }
+}
+
+/// Bytes that are under way, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rooms([usize; Kind::N]);
+
+impl Rooms {
+    pub(super) fn begin(&mut self, need: Need) {
+        self.0[need.kind as usize] += need.n_bytes;
+    }
+
+    pub(super) fn end(&mut self, need: Need) {
+        self.0[need.kind as usize] -= need.n_bytes;
     }
 
     /// Whether one more has room among those of its user.
-    pub(super) fn fit_of_user(&self, kind: Kind, text_bytes: usize) -> bool {
-        self.fit(kind, text_bytes, kind.bytes_of_user())
+    pub(super) fn fit_of_user(&self, need: Need) -> bool {
+        self.fit(need, need.kind.most().0)
     }
 
     /// Whether one more has room among those of all.
-    pub(super) fn fit_of_all(&self, kind: Kind, text_bytes: usize) -> bool {
-        self.fit(kind, text_bytes, kind.bytes_of_all())
+    pub(super) fn fit_of_all(&self, need: Need) -> bool {
+        self.fit(need, need.kind.most().1)
     }
 
-    fn fit(&self, kind: Kind, text_bytes: usize, most: usize) -> bool {
-        let under_way = self.0[kind as usize];
-        under_way == 0 || under_way + text_bytes <= most
+    fn fit(&self, need: Need, most: usize) -> bool {
+        let under_way = self.0[need.kind as usize];
+        under_way == 0 || under_way + need.n_bytes <= most
     }
 }
 
@@ -94,15 +120,25 @@ mod tests {
 
     #[test]
     fn short_texts_have_room_beside_long_ones_and_the_longest_alone() {
-        let mut texts = Texts::default();
-        texts.begin(LONG_BYTES_OF_ALL + 1);
-        assert!(!texts.fit_of_all(Kind::LongText, SHORT_BYTES), "there is more than may be");
-        assert!(texts.fit_of_all(Kind::ShortText, SHORT_BYTES - 1) && texts.fit_of_user(Kind::Other, 0));
-        texts.end(LONG_BYTES_OF_ALL + 1);
-        assert_eq!(texts, Texts::default());
-        texts.begin(LONG_BYTES_OF_USER - SHORT_BYTES);
-        assert!(texts.fit_of_user(Kind::LongText, SHORT_BYTES), "just");
-        assert!(!texts.fit_of_user(Kind::LongText, SHORT_BYTES + 1));
-        assert!(texts.fit_of_all(Kind::LongText, SHORT_BYTES + 1));
+        let (text, mut rooms) = (Need::of_text, Rooms::default());
+        let longest = text(Kind::HugeText.most().1 + 1);
+        rooms.begin(longest);
+        assert!(!rooms.fit_of_all(text(LONG_TEXT_BYTES)), "there is more than may be");
+        assert!(rooms.fit_of_all(text(LONG_TEXT_BYTES - 1)) && rooms.fit_of_all(text(SHORT_TEXT_BYTES - 1)));
+        assert!(rooms.fit_of_user(Need::NOTHING) && rooms.fit_of_all(Need::of_grammar(usize::MAX >> 1)));
+        rooms.end(longest);
+        assert_eq!(rooms, Rooms::default());
+        rooms.begin(text(Kind::LongText.most().0 - SHORT_TEXT_BYTES));
+        assert!(rooms.fit_of_user(text(SHORT_TEXT_BYTES)), "just");
+        assert!(!rooms.fit_of_user(text(SHORT_TEXT_BYTES + 1)));
+        assert!(rooms.fit_of_all(text(SHORT_TEXT_BYTES + 1)));
+    }
+
+    #[test]
+    fn small_grammars_do_not_wait_for_large_ones() {
+        let (grammar, mut rooms) = (Need::of_grammar, Rooms::default());
+        rooms.begin(grammar(256 << 10));
+        assert!(!rooms.fit_of_all(grammar(SMALL_GRAMMAR_BYTES)));
+        assert!(rooms.fit_of_all(grammar(SMALL_GRAMMAR_BYTES - 1)));
     }
 }

@@ -16,11 +16,15 @@ use super::lock::Lock;
 use super::places::{Place, Places};
 use super::rate::Rate;
 use crate::descriptors::Shares;
-use crate::guest::{NICENESS, give_way};
+use crate::guest::give_way;
 use crate::session::{Service, Sessions};
 
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// By how much the thread that accepts gives way to the engines' threads, in the system's steps of niceness. Less than guests do:
+/// whoever comes in an honest way stands in one line with those that connect and leave all the time.
+const NICENESS: i32 = 2;
 
 /// How often to look whether the socket's file is still there.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
@@ -47,8 +51,8 @@ pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shu
     assert!(lock.is_some(), "the thread that accepts connections ends when it is told to");
 }
 
-/// Runs something on a thread that gives way to those that decode and those that serve sessions. Whoever connects and leaves all the
-/// time has as much accepted as there are processors for, and takes no engine's time with it.
+/// Runs something on a thread that gives way to those that decode and those that serve sessions: whoever connects and leaves all the
+/// time does not take half of an engine's processor with it.
 async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
     let (done, is_done) = oneshot::channel();
     let runtime = Handle::current();

@@ -122,7 +122,9 @@ async fn a_socket_that_was_removed_comes_back() {
     let pid = std::process::id();
     assert!(matches!(error, BindError::AlreadyRunning { pid: Some(found), .. } if found == pid));
     let said = error.to_string();
-    assert!(said.contains(&format!("process {pid}; its socket's file was removed")), "{said}");
+    assert!(said.contains(&format!("process {pid}")), "{said}");
+    // The daemon may have made another by now.
+    assert!(path.exists() || said.contains("its socket's file was removed"), "{said}");
     assert_eq!(connect_in_time(&path).await.ps().await.unwrap().len(), 1, "the same daemon");
 
     // With its folder and the lock in it.

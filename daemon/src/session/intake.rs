@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::io::AsyncRead;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -11,14 +12,20 @@ use trellis_wire::{ClientMessage, FrameReader, Outbox, Room, WireError};
 use super::turns::Turns;
 
 /// Messages of one client after which other tasks have their turn.
-const N_MESSAGES_PER_TURN: usize = 64;
+const N_MESSAGES_PER_TURN: usize = 16;
 
-/// Bytes after which they have. A value takes a byte at least, and some 25 ns to decode: about 100 µs.
-const N_BYTES_PER_TURN: usize = 4 << 10;
+/// Bytes after which they have. A value takes a byte at least, and some 25 ns to decode: about 25 µs, of each of
+/// hundreds of connections.
+const N_BYTES_PER_TURN: usize = 1 << 10;
 
 /// Larger frames are decoded by turns of their user: one of the largest number of values takes milliseconds. Requests,
 /// cancels and credit of honest clients are smaller; chunks are larger, and a turn costs nothing beside what they bring.
-const N_BYTES_WITHOUT_TURN: usize = 1 << 10;
+const N_BYTES_WITHOUT_TURN: usize = 256;
+
+/// A frame that takes longer to decode is followed by a pause of so many times as long, with the user's turn: nobody pays for that
+/// time, and so it is a small part of one processor.
+const NOTICED: Duration = Duration::from_micros(500);
+const N_TIMES_AS_LONG: u32 = 4;
 
 /// Takes in the messages of one connection.
 pub(super) struct Intake<R> {
@@ -27,6 +34,8 @@ pub(super) struct Intake<R> {
     waiting: PollSemaphore,
     /// Its user's turn, from before a large frame is decoded until other tasks have had theirs.
     turn: Option<OwnedSemaphorePermit>,
+    /// How long the last frame took to decode.
+    spent: Duration,
     /// What came since other tasks had their turn.
     n_messages: usize,
     n_bytes: usize,
@@ -37,7 +46,7 @@ pub(super) struct Intake<R> {
 impl<R: AsyncRead + Unpin> Intake<R> {
     pub(super) fn new(reader: FrameReader<R>, turns: &Turns) -> Self {
         let waiting = PollSemaphore::new(turns.frames.clone());
-        Self { reader, waiting, turn: None, n_messages: 0, n_bytes: 0, is_held: false }
+        Self { reader, waiting, turn: None, spent: Duration::ZERO, n_messages: 0, n_bytes: 0, is_held: false }
     }
 
     /// The next message; `None` when the client has left. A request waits until there is room for its answer, as the bytes that
@@ -62,7 +71,10 @@ impl<R: AsyncRead + Unpin> Intake<R> {
             }
             self.n_messages += 1;
             self.n_bytes += n_bytes;
-            let Some(message) = self.reader.peek::<ClientMessage>()? else { continue };
+            let begun = Instant::now();
+            let peeked = self.reader.peek::<ClientMessage>()?;
+            self.spent = begun.elapsed();
+            let Some(message) = peeked else { continue };
             self.is_held =
                 matches!(message, ClientMessage::Request { .. }) && !outbox.has_room(Room::Answers);
             if !self.is_held {
@@ -81,7 +93,10 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         let is_enough = self.n_messages >= N_MESSAGES_PER_TURN || self.n_bytes >= N_BYTES_PER_TURN;
         if self.turn.is_some() || is_enough {
             // With the user's turn: the next connection of that user decodes after the other tasks, and not before them.
-            tokio::task::yield_now().await;
+            match self.turn.is_some() && self.spent > NOTICED {
+                true => tokio::time::sleep(N_TIMES_AS_LONG * self.spent).await,
+                false => tokio::task::yield_now().await,
+            }
             self.turn = None;
             (self.n_messages, self.n_bytes) = (0, 0);
         }
@@ -96,8 +111,6 @@ impl<R: AsyncRead + Unpin> Intake<R> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures_util::FutureExt as _;
     use tokio::io::DuplexStream;
     use trellis_wire::{Call, FRAME_BYTES_MAX, FrameBuffer, ServerMessage};
@@ -160,9 +173,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_frame_that_takes_long_is_followed_by_a_pause_with_the_users_turn() {
+        let (turns, outbox) = (Turns::default(), outbox());
+        let bytes = frames(&[chunk(5_000)]).await;
+        let mut intake = intake(&bytes, &turns);
+        assert!(intake.next(&outbox).await.expect("whole").is_some());
+        let spent = 10 * NOTICED;
+        intake.spent = spent;
+        let begun = Instant::now();
+        assert!(intake.rest().now_or_never().is_none());
+        assert_eq!(turns.frames.available_permits(), 0);
+        intake.rest().await;
+        assert!(begun.elapsed() >= N_TIMES_AS_LONG * spent);
+        assert_eq!(turns.frames.available_permits(), 1);
+    }
+
+    #[tokio::test]
     async fn other_tasks_have_their_turn_after_so_many_messages_or_bytes() {
         let turns = Turns::default();
-        for (n_bytes, n_messages) in [(0, N_MESSAGES_PER_TURN), (900, 5)] {
+        for (n_bytes, n_messages) in [(0, N_MESSAGES_PER_TURN), (200, 5)] {
             let bytes = frames(&vec![chunk(n_bytes); 2 * N_MESSAGES_PER_TURN]).await;
             let (mut intake, outbox) = (intake(&bytes, &turns), outbox());
             for _ in 0..2 {

@@ -1,11 +1,16 @@
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use interprocess::local_socket::tokio::Stream;
 use interprocess::local_socket::traits::tokio::Stream as _;
 use interprocess::local_socket::{GenericFilePath, ToFsName};
+use interprocess::os::unix::uds_local_socket;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
 use trellis_wire::{Hello, WireError, negotiate};
 
 use crate::connection::Connection;
@@ -129,7 +134,31 @@ impl Client {
 }
 
 async fn open(path: &Path) -> io::Result<Stream> {
-    Stream::connect(path.to_fs_name::<GenericFilePath>()?).await
+    match Stream::connect(path.to_fs_name::<GenericFilePath>()?).await {
+        Ok(stream) if is_connected(&stream) => Ok(stream),
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        // As many wait to be let in as may; who does not block is not told when there is room.
+        Ok(_) | Err(_) => open_in_line(path.to_owned()).await,
+    }
+}
+
+/// The runtime takes a line that is full for a connection that is made.
+fn is_connected(stream: &Stream) -> bool {
+    let Stream::UdSocket(stream) = stream;
+    rustix::net::getpeername(stream).is_ok()
+}
+
+/// Stands in line with others, on a thread of its own: nobody waits for that one where this is given up.
+async fn open_in_line(path: PathBuf) -> io::Result<Stream> {
+    let (opened, is_open) = oneshot::channel();
+    thread::Builder::new().name("connect".to_owned()).spawn(move || {
+        // Whoever gave up waits no more.
+        let _ = opened.send(UnixStream::connect(&path));
+    })?;
+    let stream = is_open.await.map_err(|_| io::Error::other("nobody connects any more"))??;
+    stream.set_nonblocking(true)?;
+    let stream = uds_local_socket::tokio::Stream::try_from(OwnedFd::from(stream))?;
+    Ok(Stream::UdSocket(stream))
 }
 
 /// No socket, or one that a daemon left behind.
@@ -138,4 +167,38 @@ fn is_nobody(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_finds_the_line_full_stands_in_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.sock");
+        let listener = UnixListener::bind(&path).expect("it can listen");
+        let address = SocketAddrUnix::new(&path).expect("a short path");
+        let mut others = Vec::new();
+        loop {
+            let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)
+                .expect("there are sockets");
+            if connect(&other, &address).is_err() {
+                break;
+            }
+            others.push(other);
+        }
+        let opening = tokio::spawn(async move { open(&path).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!opening.is_finished(), "behind {} others", others.len());
+        listener.accept().expect("the first of them");
+        let opened = tokio::time::timeout(Duration::from_secs(60), opening).await.expect("in time");
+        let stream = opened.expect("no panic").expect("it is let in");
+        assert!(is_connected(&stream));
+    }
 }

@@ -252,7 +252,9 @@ fn complaint(place: impl Into<String>, reason: impl Into<String>) -> Complaint {
 }
 
 impl Grammar {
-    fn n_bytes(&self) -> usize {
+    /// Bytes of its text.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
         match self {
             Self::JsonSchema { schema: text, .. } | Self::Regex(text) | Self::Lark(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(String::len).sum(),

@@ -13,6 +13,7 @@ use crate::guest::bindings::trellis::host::constraints as wit;
 use crate::guest::bindings::trellis::host::constraints::{Host, HostConstraint};
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, GrammarExit, GrammarRefusal};
 use crate::guest::limits::GuestLimits;
+use crate::guest::rooms::Need;
 use crate::guest::store::GuestState;
 
 /// The longest text after which a constraint begins. The text of each token is searched for it.
@@ -40,8 +41,9 @@ impl HostConstraint for GuestState {
         let model = self.table.get(&model)?.model.clone();
         let (grammar, limits) = (self::grammar(grammar), self.limits.of_constraint());
         let (handle, account) = (trellis_engine::ModelHandle::clone(&model), self.owner.account.clone());
+        let need = Need::of_grammar(grammar.n_bytes());
         let compile = move || Constraint::compile(&grammar, &handle, limits, &account);
-        let constraint = Arc::new(self.beside.run(&self.owner, &self.cpu, compile).await?);
+        let constraint = Arc::new(self.beside.run_in_room(&self.owner, &self.cpu, need, compile).await?);
         self.give(GuestConstraint { held: Arc::new(HeldConstraint { constraint, model }) })
     }
 

@@ -15,6 +15,7 @@ use crate::guest::bindings::trellis::host::models::{
 };
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::guest_models::NotOpened;
+use crate::guest::rooms::Need;
 use crate::guest::store::GuestState;
 use crate::models::names;
 
@@ -47,7 +48,7 @@ impl GuestState {
     ) -> T {
         match text_bytes {
             0..=N_SHORT_MAX => work(),
-            _ => self.beside.encode(&self.owner, &self.cpu, text_bytes, work).await,
+            _ => self.beside.run_in_room(&self.owner, &self.cpu, Need::of_text(text_bytes), work).await,
         }
     }
 
