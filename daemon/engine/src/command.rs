@@ -403,12 +403,10 @@ impl Operation {
     /// How it draws or ranks, if it does.
     pub(crate) fn sampler_mut(&mut self) -> Option<&mut Arc<Sampler>> {
         match self {
-            Self::Ask { ask, .. } => match ask {
-                Ask::Sample(sampler) | Ask::Verify { sampler, .. } | Ask::Mix { sampler, .. } => {
-                    Some(sampler)
-                }
-                _ => None,
-            },
+            Self::Ask {
+                ask: Ask::Sample(sampler) | Ask::Verify { sampler, .. } | Ask::Mix { sampler, .. },
+                ..
+            } => Some(sampler),
             Self::DrawTogether { sampler, .. } => Some(sampler),
             Self::Mix { settings, .. } | Self::Run { settings, .. } => Some(&mut settings.sampler),
             Self::SearchBeams(asked) => asked.sampler.as_mut(),

@@ -75,7 +75,7 @@ impl Matcher {
     /// # Errors
     /// The tokens have left the grammar, or its limits were reached.
     pub fn next(&self, tokens: &[Token]) -> Result<Allowed, ConstraintError> {
-        let mut nexts = self.walk.next(&self.rule, 0, tokens.len(), tokens, &[])?;
+        let mut nexts = self.walk.next(&self.rule, 0, tokens.len(), tokens, &[], None)?;
         Ok(match nexts.remove(0) {
             Next::Mask(mask) => Allowed::Mask(mask),
             Next::Complete => Allowed::Complete,

@@ -153,6 +153,9 @@ impl Drop for Place {
         user.waiting.vacate(seat);
         user.n_places -= 1;
         pieces.forget_if_done(self.actor);
+        drop(pieces);
+        // What it waited for may have kept others out.
+        self.beside.serve();
     }
 }
 
@@ -236,9 +239,9 @@ impl Beside {
         let (place, turn) = self.wait(owner, need);
         let running = turn.await.expect("the queue keeps what is waited for");
         // Others wait for the room that it has: how soon it gives that back is not its user's business alone.
-        let niceness = match need {
-            Need::NOTHING => self.niceness(owner.account.priority().share),
-            _ => NICENESS,
+        let niceness = match need.kind() {
+            Kind::LongText | Kind::HugeText | Kind::LargeGrammar => NICENESS,
+            _ => self.niceness(owner.account.priority().share),
         };
         let (done, result) = oneshot::channel();
         let clock = clock.clone();

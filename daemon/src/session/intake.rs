@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::AsyncRead;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -10,6 +10,7 @@ use tokio_util::sync::PollSemaphore;
 use trellis_wire::{ClientMessage, FrameReader, Outbox, Room, WireError};
 
 use super::turns::Turns;
+use crate::thread_time::thread_time;
 
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: usize = 16;
@@ -26,6 +27,7 @@ const N_BYTES_WITHOUT_TURN: usize = 256;
 /// time, and so it is a small part of one processor.
 const NOTICED: Duration = Duration::from_micros(500);
 const N_TIMES_AS_LONG: u32 = 4;
+const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// Takes in the messages of one connection.
 pub(super) struct Intake<R> {
@@ -71,9 +73,9 @@ impl<R: AsyncRead + Unpin> Intake<R> {
             }
             self.n_messages += 1;
             self.n_bytes += n_bytes;
-            let begun = Instant::now();
+            let begun = thread_time();
             let peeked = self.reader.peek::<ClientMessage>()?;
-            self.spent = begun.elapsed();
+            self.spent = thread_time().saturating_sub(begun);
             let Some(message) = peeked else { continue };
             self.is_held =
                 matches!(message, ClientMessage::Request { .. }) && !outbox.has_room(Room::Answers);
@@ -94,7 +96,7 @@ impl<R: AsyncRead + Unpin> Intake<R> {
         if self.turn.is_some() || is_enough {
             // With the user's turn: the next connection of that user decodes after the other tasks, and not before them.
             match self.turn.is_some() && self.spent > NOTICED {
-                true => tokio::time::sleep(N_TIMES_AS_LONG * self.spent).await,
+                true => tokio::time::sleep((N_TIMES_AS_LONG * self.spent).min(PAUSE_MAX)).await,
                 false => tokio::task::yield_now().await,
             }
             self.turn = None;
@@ -111,6 +113,8 @@ impl<R: AsyncRead + Unpin> Intake<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use futures_util::FutureExt as _;
     use tokio::io::DuplexStream;
     use trellis_wire::{Call, FRAME_BYTES_MAX, FrameBuffer, ServerMessage};

@@ -1,14 +1,16 @@
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use interprocess::local_socket::tokio::Stream;
 use interprocess::local_socket::traits::tokio::Stream as _;
 use interprocess::local_socket::{GenericFilePath, ToFsName};
 use interprocess::os::unix::uds_local_socket;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use trellis_wire::{Hello, WireError, negotiate};
@@ -16,6 +18,9 @@ use trellis_wire::{Hello, WireError, negotiate};
 use crate::connection::Connection;
 use crate::error::{Error, Lost, Tried};
 use crate::socket;
+
+/// How often who stands in line looks whether anybody still waits for it.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection to a daemon. Clones share it; it closes when the last clone and the last guest are dropped.
 #[derive(Clone, Debug)]
@@ -148,17 +153,26 @@ fn is_connected(stream: &Stream) -> bool {
     rustix::net::getpeername(stream).is_ok()
 }
 
-/// Stands in line with others, on a thread of its own: nobody waits for that one where this is given up.
+/// Stands in line with others, on a thread of its own, which looks now and then whether this was given up.
 async fn open_in_line(path: PathBuf) -> io::Result<Stream> {
+    let address = SocketAddrUnix::new(&path)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(LOOK_INTERVAL))?;
     let (opened, is_open) = oneshot::channel();
     thread::Builder::new().name("connect".to_owned()).spawn(move || {
+        let outcome = loop {
+            match rustix::net::connect(&socket, &address) {
+                Err(Errno::AGAIN | Errno::INTR) if !opened.is_closed() => {}
+                outcome => break outcome.map(|()| socket),
+            }
+        };
         // Whoever gave up waits no more.
-        let _ = opened.send(UnixStream::connect(&path));
+        let _ = opened.send(outcome);
     })?;
-    let stream = is_open.await.map_err(|_| io::Error::other("nobody connects any more"))??;
-    stream.set_nonblocking(true)?;
-    let stream = uds_local_socket::tokio::Stream::try_from(OwnedFd::from(stream))?;
-    Ok(Stream::UdSocket(stream))
+    let socket = is_open.await.map_err(|_| io::Error::other("nobody connects any more"))??;
+    set_socket_timeout(&socket, Timeout::Send, None)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(Stream::UdSocket(uds_local_socket::tokio::Stream::try_from(socket)?))
 }
 
 /// No socket, or one that a daemon left behind.
@@ -172,9 +186,8 @@ fn is_nobody(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
-    use std::time::Duration;
 
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    use rustix::net::{bind, connect, listen};
 
     use super::*;
 
@@ -182,12 +195,17 @@ mod tests {
     async fn who_finds_the_line_full_stands_in_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sock");
-        let listener = UnixListener::bind(&path).expect("it can listen");
         let address = SocketAddrUnix::new(&path).expect("a short path");
+        let socket = |flags| {
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("there are sockets")
+        };
+        let listening = socket(SocketFlags::CLOEXEC);
+        bind(&listening, &address).expect("the path is free");
+        listen(&listening, 1).expect("it can listen");
+        let listener = UnixListener::from(listening);
         let mut others = Vec::new();
         loop {
-            let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)
-                .expect("there are sockets");
+            let other = socket(SocketFlags::NONBLOCK);
             if connect(&other, &address).is_err() {
                 break;
             }

@@ -30,7 +30,7 @@ pub use self::error::ConstraintError;
 pub(crate) use self::expected::Expected;
 pub use self::grammar::{Constraint, ConstraintLimits, Grammar, Whitespace};
 pub use self::rule::Rule;
-pub(crate) use self::rule::Walk;
+pub(crate) use self::rule::{Begun, Walk};
 pub(crate) use self::vocabulary::Vocabulary;
 pub(crate) use self::walker::Next;
 pub use self::walker::Reading;

@@ -83,16 +83,14 @@ pub(crate) struct Walk {
     walker: Mutex<Option<Box<Walker>>>,
     /// That of the context of which it was forked: where its matcher stands is near.
     parent: Mutex<Option<Arc<Walk>>>,
-    /// How many tokens come before the grammar, of the context that the matcher last came near to; for whoever asks for the same
-    /// next, since it is looked for from the beginning.
-    begun: Mutex<Option<Begun>>,
     /// For the first bytes of the matcher, also before there is one; it has the rest on its own.
     charge: Option<HostCharge>,
 }
 
-/// Where the grammar begins in tokens that are so many, up to this position, if it has begun.
-#[derive(Clone, Copy, Debug)]
-struct Begun {
+/// Where the grammar begins in tokens that are so many, up to this position, if it has begun. It is looked for from their beginning, once
+/// for whoever comes near and asks what is next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Begun {
     position: usize,
     n_tokens: usize,
     n_before: Option<usize>,
@@ -153,17 +151,13 @@ impl Walk {
         n_tokens: usize,
         tokens: &[Token],
         guess: &[Token],
+        begun: Option<Begun>,
     ) -> Result<Vec<Next>, ConstraintError> {
-        let begun = self.begun().take();
         self.walked(rule, |walker| nexts(walker, rule, first, n_tokens, tokens, guess, begun))
     }
 
-    fn begun(&self) -> std::sync::MutexGuard<'_, Option<Begun>> {
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Goes on to the end of the tokens of a context, as long as it has time, and takes in at least one that is left; whether it
-    /// is there. [`Self::next`] of the same tokens has little to do then, and is to come before other tokens are asked about.
+    /// Goes on to the end of the tokens of a context, as long as it has time, and takes in at least one that is left. Where it
+    /// is there, [`Self::next`] of the same tokens, with what this gives, has little to do.
     ///
     /// # Errors
     /// The limits of the grammar were reached, or there is no host memory left.
@@ -174,13 +168,13 @@ impl Walk {
         n_tokens: usize,
         tokens: &[Token],
         is_over: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, ConstraintError> {
+    ) -> Result<Option<Begun>, ConstraintError> {
         let n_before = n_before(rule, first, n_tokens, tokens);
-        *self.begun() = Some(Begun { position: n_tokens, n_tokens: tokens.len(), n_before });
-        match n_before {
-            Some(n_before) => self.walked(rule, |walker| walker.come_near(&tokens[n_before..], is_over)),
-            None => Ok(true),
-        }
+        let is_there = match n_before {
+            Some(n_before) => self.walked(rule, |walker| walker.come_near(&tokens[n_before..], is_over))?,
+            None => true,
+        };
+        Ok(is_there.then_some(Begun { position: n_tokens, n_tokens: tokens.len(), n_before }))
     }
 
     /// As [`Self::next`], after the context and then after each node of a tree; none where the rule does not allow the node, or
@@ -195,8 +189,8 @@ impl Walk {
         n_tokens: usize,
         tokens: &[Token],
         tree: &GuessTree,
+        begun: Option<Begun>,
     ) -> Result<Vec<Option<Next>>, ConstraintError> {
-        let begun = self.begun().take();
         self.walked(rule, |walker| {
             let mut found: Vec<Option<Next>> = Vec::with_capacity(tree.n_nodes() + 1);
             found.push(nexts(walker, rule, first, n_tokens, tokens, &[], begun)?.pop());

@@ -53,19 +53,19 @@ fn encode(text: &str) -> Vec<Token> {
 }
 
 fn next(rule: &Rule, tokens: &[Token]) -> Result<Next, ConstraintError> {
-    Walk::default().next(rule, 0, tokens.len(), tokens, &[]).map(|mut nexts| nexts.remove(0))
+    Walk::default().next(rule, 0, tokens.len(), tokens, &[], None).map(|mut nexts| nexts.remove(0))
 }
 
 /// Whether a text is whole: every token is allowed, and the end after them.
 fn accepts(rule: &Rule, text: &str) -> bool {
     let (walk, tokens) = (Walk::default(), encode(text));
     for n in 0..tokens.len() {
-        match walk.next(rule, 0, n, &tokens[..n], &[]).expect("within the limits").remove(0) {
+        match walk.next(rule, 0, n, &tokens[..n], &[], None).expect("within the limits").remove(0) {
             Next::Mask(mask) if mask.allows(tokens[n]) => {}
             _ => return false,
         }
     }
-    match walk.next(rule, 0, tokens.len(), &tokens, &[]).expect("within the limits").remove(0) {
+    match walk.next(rule, 0, tokens.len(), &tokens, &[], None).expect("within the limits").remove(0) {
         Next::Mask(mask) => mask.allows(rule.constraint().ends()[0]),
         Next::Complete => true,
         Next::Ended => false,
@@ -328,7 +328,8 @@ fn the_end_is_told_apart_from_what_may_go_on() {
     let left = encode("no");
     assert_eq!(next(&rule, &left), Err(ConstraintError::Left { position: 0, token: left[0] }));
     // Where no token of the vocabulary goes on, none is allowed.
-    let Ok(Next::Mask(mask)) = Walk::default().next(&rule, 0, 0, &[], &[]).map(|mut nexts| nexts.remove(0))
+    let Ok(Next::Mask(mask)) =
+        Walk::default().next(&rule, 0, 0, &[], &[], None).map(|mut nexts| nexts.remove(0))
     else {
         panic!("it has not begun")
     };
@@ -341,7 +342,8 @@ fn a_guess_is_cut_where_the_grammar_does_not_have_it() {
     let rule = rule(&Grammar::Regex("ab+".to_owned()));
     let [a, b, c] = ["a", "b", "c"].map(|text| encode(text)[0]);
     let walk = Walk::default();
-    let n_masks = |guess: &[Token]| walk.next(&rule, 7, 8, &[a], guess).expect("within the limits").len();
+    let n_masks =
+        |guess: &[Token]| walk.next(&rule, 7, 8, &[a], guess, None).expect("within the limits").len();
     assert_eq!([n_masks(&[]), n_masks(&[b, b]), n_masks(&[b, c, b]), n_masks(&[c])], [1, 3, 2, 1]);
     // After an end nothing comes, and there is no mask for it.
     assert_eq!([n_masks(&[b, end]), n_masks(&[b, end, b]), n_masks(&[end])], [2, 2, 1]);
@@ -368,7 +370,7 @@ fn what_is_too_large_or_takes_too_long_is_refused_with_its_limit() {
     let (walk, mut tokens, mut random) = (Walk::default(), Vec::new(), 1u32);
     let [a, b] = ["a", "b"].map(|text| encode(text)[0]);
     let refused = loop {
-        match walk.next(&rule, 0, tokens.len(), &tokens, &[]) {
+        match walk.next(&rule, 0, tokens.len(), &tokens, &[], None) {
             Ok(_) => assert!(tokens.len() < 2_000, "a limit of 100 states is reached"),
             Err(error) => break error,
         }
@@ -382,23 +384,24 @@ fn what_is_too_large_or_takes_too_long_is_refused_with_its_limit() {
         let rule = Rule::new(compile_with(&states, narrow).expect("it is short"), Begins::FirstDraw);
         let walk = Walk::default();
         for n in 0..given.len() {
-            walk.next(&rule, 0, n, &given[..n], &[]).expect("not there yet");
+            walk.next(&rule, 0, n, &given[..n], &[], None).expect("not there yet");
         }
         (rule, walk)
     };
     let (rule, walk) = come_near();
-    let nexts = walk.next(&rule, 0, given.len(), given, guess).expect("what the guess follows");
+    let nexts = walk.next(&rule, 0, given.len(), given, guess, None).expect("what the guess follows");
     assert_eq!(nexts.len(), 3);
     let chain = guess.iter().zip([None, Some(0), Some(1)]);
     let nodes: Vec<GuessNode> = chain.map(|(&token, parent)| GuessNode { token, parent }).collect();
     let ((rule, walk), tree) = (come_near(), GuessTree::new(&nodes).expect("a tree"));
-    let in_tree = walk.next_in_tree(&rule, 0, given.len(), given, &tree).expect("what the tree follows");
+    let in_tree =
+        walk.next_in_tree(&rule, 0, given.len(), given, &tree, None).expect("what the tree follows");
     assert_eq!(in_tree, [nexts.into_iter().map(Some).collect(), vec![None]].concat());
     // Repetitions in repetitions: work for one mask.
     let nested = Grammar::Regex(format!("{}a{}", "(".repeat(20), "{1,9}){1,9}".repeat(20)));
     let short = ConstraintLimits { mask_ms: 1, ..limits };
     let rule = Rule::new(compile_with(&nested, short).expect("it is short"), Begins::FirstDraw);
-    let refused = (0..60).find_map(|n| Walk::default().next(&rule, 0, n, &vec![a; n], &[]).err());
+    let refused = (0..60).find_map(|n| Walk::default().next(&rule, 0, n, &vec![a; n], &[], None).err());
     assert!(matches!(refused, Some(ConstraintError::TooComplex { .. })), "{refused:?}");
 }
 
@@ -442,7 +445,7 @@ fn deep_and_strange_grammars_end_in_errors_and_not_in_the_process() {
                 (Rule::new(constraint.clone(), Begins::FirstDraw), Walk::default(), Vec::new());
             for n in 0..40u32 {
                 let begun = std::time::Instant::now();
-                let next = walk.next(&rule, 0, tokens.len(), &tokens, &[]);
+                let next = walk.next(&rule, 0, tokens.len(), &tokens, &[], None);
                 slowest = slowest.max(begun.elapsed());
                 let Ok(Next::Mask(mask)) = next.map(|mut nexts| nexts.remove(0)) else { break };
                 let allowed: Vec<Token> =
@@ -475,7 +478,7 @@ fn a_grammar_is_paid_for_while_it_is_there_and_as_it_grows() {
     let (walk, mut tokens) = (Walk::default(), encode("\""));
     for text in ["Several", " different", " words", " follow", " one", "\\n", " other"] {
         tokens.extend(encode(text));
-        walk.next(&rule, 0, tokens.len(), &tokens, &[]).expect("within the limits");
+        walk.next(&rule, 0, tokens.len(), &tokens, &[], None).expect("within the limits");
     }
     assert!(guest.used(Resource::HostBytes) > before, "the lexer has learnt");
     drop((rule, walk));
@@ -490,7 +493,7 @@ fn what_comes_before_a_place_is_free_also_in_a_guess() {
     let end = model().stop_tokens[0];
     let walk = Walk::default();
     let next = |n_tokens: usize, tokens: &[Token], guess: &[Token]| {
-        walk.next(&rule, 5, n_tokens, tokens, guess).expect("within the limits")
+        walk.next(&rule, 5, n_tokens, tokens, guess, None).expect("within the limits")
     };
     let allows = |next: &Next, token: Token| matches!(next, Next::Mask(mask) if mask.allows(token));
     let free = next(3, &[], &[c, c, a, b]);
@@ -525,7 +528,7 @@ proptest! {
                 }
                 1 => tokens.truncate(choice as usize % (tokens.len() + 1)),
                 _ => {
-                    let here = walk.next(rule, 0, tokens.len(), tokens, &[]).expect("within the limits").remove(0);
+                    let here = walk.next(rule, 0, tokens.len(), tokens, &[], None).expect("within the limits").remove(0);
                     prop_assert_eq!(&here, &next(rule, tokens).expect("within the limits"));
                     if let Next::Mask(mask) = here {
                         let allowed: Vec<Token> = (0..mask.vocab_size() as Token).filter(|&it| mask.allows(it)).collect();

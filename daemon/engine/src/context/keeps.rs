@@ -9,7 +9,7 @@ use super::watch::{Foresight, MasksOfRun};
 use crate::account::{BudgetExceeded, Owner};
 use crate::batch::Token;
 use crate::command::Ask;
-use crate::constraint::{ConstraintError, Next, Rule, Walk};
+use crate::constraint::{Begun, ConstraintError, Next, Rule, Walk};
 use crate::error::EngineError;
 use crate::guess::Guess;
 use crate::mask_threads::{MaskThreads, Piece, caught};
@@ -78,11 +78,11 @@ impl Place {
             let Self { rule, first, walk, n_tokens, tokens } = &self;
             let mut is_over = || turn.is_over();
             let nexts = match caught(|| walk.come_near(rule, *first, *n_tokens, tokens, &mut is_over)) {
-                Ok(false) => {
+                Ok(None) => {
                     to = Some(waiting);
                     return Piece::GoesOn;
                 }
-                Ok(true) => caught(|| self.nexts(&guess)),
+                Ok(begun) => caught(|| self.nexts(&guess, begun)),
                 Err(error) => Err(error),
             };
             let _ = waiting.send(nexts);
@@ -91,12 +91,12 @@ impl Place {
         Nexts::OnTheirWay(nexts)
     }
 
-    fn nexts(&self, guess: &Guess) -> Result<OfPlaces, ConstraintError> {
+    fn nexts(&self, guess: &Guess, begun: Option<Begun>) -> Result<OfPlaces, ConstraintError> {
         let Self { rule, first, walk, n_tokens, tokens } = self;
         match guess.tree() {
-            Some(tree) => walk.next_in_tree(rule, *first, *n_tokens, tokens, tree),
+            Some(tree) => walk.next_in_tree(rule, *first, *n_tokens, tokens, tree, begun),
             None => {
-                let nexts = walk.next(rule, *first, *n_tokens, tokens, guess.tokens())?;
+                let nexts = walk.next(rule, *first, *n_tokens, tokens, guess.tokens(), begun)?;
                 Ok(nexts.into_iter().map(Some).collect())
             }
         }

@@ -223,12 +223,12 @@ impl RunWatch {
         };
         let mut is_over = || time.is_over();
         let is_near = caught(|| walk.come_near(rule, *first, position, &path, &mut is_over));
-        if is_near == Ok(false) {
+        if is_near == Ok(None) {
             return Piece::GoesOn;
         }
-        let next = is_near.and_then(|_| {
+        let next = is_near.and_then(|begun| {
             caught(|| {
-                Ok(match walk.next(rule, *first, position, &path, &[])?.remove(0) {
+                Ok(match walk.next(rule, *first, position, &path, &[], begun)?.remove(0) {
                     Next::Mask(mask) => {
                         let mask = Arc::new(within(mask, sampler_mask.as_deref()));
                         let expected = match foresight {

@@ -16,7 +16,7 @@ fn tokens(n_tokens: usize) -> Vec<Token> {
 }
 
 fn goes_on(walk: &Walk, rule: &Rule, tokens: &[Token]) -> Result<(), ConstraintError> {
-    walk.next(rule, 0, tokens.len(), tokens, &[]).map(|_| ())
+    walk.next(rule, 0, tokens.len(), tokens, &[], None).map(|_| ())
 }
 
 #[test]
@@ -109,14 +109,14 @@ fn a_row_of_too_many_items_is_refused() {
 fn a_walk_goes_on_in_pieces_to_where_it_would_be_at_once() {
     let (rule, walk, tokens) = (rule(&ways(10)), Walk::default(), tokens(20));
     let come_near = |tokens: &[Token], is_over: &mut dyn FnMut() -> bool| {
-        walk.come_near(&rule, 0, tokens.len(), tokens, is_over).expect("within the limits")
+        walk.come_near(&rule, 0, tokens.len(), tokens, is_over).expect("within the limits").is_some()
     };
     let n_pieces = 1 + (0..100).take_while(|_| !come_near(&tokens, &mut || true)).count();
     assert_eq!(n_pieces, tokens.len(), "one token each, where there is no time");
     assert!(come_near(&tokens, &mut || true), "it is there");
     assert!(come_near(&tokens[..7], &mut || true), "on the way back too");
     assert_eq!(
-        walk.next(&rule, 0, 7, &tokens[..7], &[]).map(|mut nexts| nexts.remove(0)),
+        walk.next(&rule, 0, 7, &tokens[..7], &[], None).map(|mut nexts| nexts.remove(0)),
         next(&rule, &tokens[..7])
     );
     assert!(come_near(&tokens, &mut || false), "where there is time, at once");
