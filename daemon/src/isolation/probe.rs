@@ -148,7 +148,8 @@ pub async fn run(
         let mut frame = Vec::new();
         sender.send(&asked)?;
         receiver.recv(&mut frame)?;
-        Ok::<_, ChannelError>((frame, sender))
+        // The process ends when it sees the end of either.
+        Ok::<_, ChannelError>((frame, sender, receiver))
     });
     let mut answer = std::pin::pin!(answer);
     let answer = tokio::select! {
@@ -158,7 +159,7 @@ pub async fn run(
             return Err(ProbeError::Ended { end, said });
         }
     };
-    let (frame, _sender) = answer.expect("receiving does not panic")?;
+    let (frame, _sender, _receiver) = answer.expect("receiving does not panic")?;
     Ok(rmp_serde::from_slice(&frame)?)
 }
 
