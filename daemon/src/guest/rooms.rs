@@ -40,8 +40,8 @@ impl Kind {
         Lane::numbered(self as usize)
     }
 
-    /// Bytes that are under way at once, of one user and of all: 5 GiB of memory at the very worst, and a tenth of that with plain
-    /// text. What is more by itself is under way alone.
+    /// Bytes that are under way at once, of one user and of all: 6 GiB of memory at the very worst, four of texts and two of
+    /// grammars, and a tenth of that with what is usual. What is more by itself is under way alone of its kind.
     fn most(self) -> (usize, usize) {
         match self {
             Self::Other => (0, 0),

@@ -15,16 +15,16 @@ use crate::thread_time::thread_time;
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: usize = 16;
 
-/// Bytes after which they have. A value takes a byte at least, and some 25 ns to decode: about 25 µs, of each of
-/// hundreds of connections.
+/// Bytes after which they have. A value takes a byte at least, and some 25 ns to decode: that makes 25 µs for each connection,
+/// of which a user may have hundreds.
 const N_BYTES_PER_TURN: usize = 1 << 10;
 
 /// Larger frames are decoded by turns of their user: one of the largest number of values takes milliseconds. Requests,
 /// cancels and credit of honest clients are smaller; chunks are larger, and a turn costs nothing beside what they bring.
 const N_BYTES_WITHOUT_TURN: usize = 256;
 
-/// A frame that takes longer to decode is followed by a pause of so many times as long, with the user's turn: nobody pays for that
-/// time, and so it is a small part of one processor.
+/// A frame that takes longer to decode is followed by a pause of so many times as long, up to the longest, in which its user keeps the
+/// turn: nobody pays for that time, and so it is a small part of one processor.
 const NOTICED: Duration = Duration::from_micros(500);
 const N_TIMES_AS_LONG: u32 = 4;
 const PAUSE_MAX: Duration = Duration::from_millis(50);
