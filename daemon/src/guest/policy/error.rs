@@ -92,8 +92,12 @@ pub enum PolicyFailure {
         what: &'static str,
     },
     /// It failed before, for this guest.
-    #[error("it has failed before")]
-    Spent,
+    #[error("it has failed before: {first}")]
+    Spent {
+        /// What others than the operator are told of the first failure: whoever comes to a failed policy first is not always
+        /// whom it failed.
+        first: String,
+    },
     /// What it puts in front of samplers may not stand there.
     #[error("its `put-in-front`: {0}")]
     Front(#[from] OperatorError),
@@ -114,6 +118,7 @@ impl PolicyFailure {
             Self::Said { call, .. } => format!("its `{call}` failed"),
             Self::Trapped { call, .. } => format!("its `{call}` trapped"),
             Self::OfModel { why, .. } => why.told(),
+            Self::Spent { first } => first.clone(),
             other => other.to_string(),
         }
     }

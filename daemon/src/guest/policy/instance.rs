@@ -39,6 +39,8 @@ pub(super) struct Instance {
     store: Store<PolicyState>,
     /// None before the first call, and after one that failed.
     world: Option<World>,
+    /// What others than the operator are told of the call that failed.
+    first_failure: Option<String>,
 }
 
 impl Instance {
@@ -74,7 +76,7 @@ impl Instance {
             }
             Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
         });
-        let mut instance = Self { policy, store, world: None };
+        let mut instance = Self { policy, store, world: None, first_failure: None };
         let (pre, load_ms) = (instance.policy.pre.clone(), instance.policy.settings().load_ms);
         let world =
             instance.bounded("begin", load_ms, async |store| pre.instantiate_async(store).await).await?;
@@ -151,10 +153,16 @@ impl Instance {
         make: impl AsyncFnOnce(&mut Store<PolicyState>, &World) -> wasmtime::Result<T>,
     ) -> Result<T, PolicyFailure> {
         // A call that fails, or is given up as it waits, leaves no world behind: the store is in an unknown state.
-        let world = self.world.take().ok_or(PolicyFailure::Spent)?;
-        let made = self.bounded(call, limit_ms, async |store| make(store, &world).await).await?;
-        self.world = Some(world);
-        Ok(made)
+        let Some(world) = self.world.take() else {
+            let first = self.first_failure.clone().unwrap_or_else(|| "a call was given up".to_owned());
+            return Err(PolicyFailure::Spent { first });
+        };
+        let made = self.bounded(call, limit_ms, async |store| make(store, &world).await).await;
+        match &made {
+            Ok(_) => self.world = Some(world),
+            Err(failure) => self.first_failure = Some(failure.told()),
+        }
+        made
     }
 
     async fn bounded<T>(
