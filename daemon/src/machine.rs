@@ -31,6 +31,13 @@ fn known_bytes() -> Option<u64> {
     Some(of_group.map_or(of_machine, |limits| limits.total_memory.clamp(1, of_machine)))
 }
 
+/// The most memory that this process has had at once; 0 where the system does not tell.
+pub(crate) fn own_peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB"));
+    peak.and_then(|n_kib| n_kib.trim().parse().ok()).map_or(0, |n_kib: u64| n_kib << 10)
+}
+
 /// Nothing where no group holds this process to less than the machine has.
 fn group_limits(system: &mut System) -> Option<CGroupLimits> {
     let pid = get_current_pid().ok()?;
@@ -49,5 +56,7 @@ mod tests {
         assert!((1 << 28..1 << 50).contains(&n_bytes), "{n_bytes}");
         let n_available = available_bytes().expect("the system tells");
         assert!((1..=n_bytes).contains(&n_available), "{n_available} of {n_bytes}");
+        #[cfg(target_os = "linux")]
+        assert!((1 << 20..n_bytes).contains(&own_peak_bytes()));
     }
 }

@@ -1,4 +1,4 @@
-//! The processor time of one thread.
+//! The processor time of one thread, and of all.
 
 use std::time::Duration;
 
@@ -8,8 +8,17 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// What the calling thread has used of a processor since it began; waiting does not count.
 pub(crate) fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    // The clock of a thread is never negative.
+    used(ClockId::ThreadCPUTime)
+}
+
+/// What all threads of this process have used.
+pub(crate) fn process_time() -> Duration {
+    used(ClockId::ProcessCPUTime)
+}
+
+fn used(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    // Such a clock is never negative.
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 

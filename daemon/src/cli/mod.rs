@@ -103,6 +103,9 @@ enum Command {
     /// The process that compiles one component over its standard streams
     #[command(hide = true)]
     CompileWorker,
+    /// The process that tries out one grammar over its standard streams
+    #[command(hide = true)]
+    TrialWorker,
     /// The process that guests of one user run in
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
@@ -131,6 +134,9 @@ pub fn main() -> ExitCode {
     let format = if json { Format::Json } else { Format::Text };
     if let Command::CompileWorker = command {
         return crate::guest::compile_worker_main();
+    }
+    if let Command::TrialWorker = command {
+        return crate::guest::trial_worker_main();
     }
     #[cfg(target_os = "linux")]
     if let Command::GuestWorker { probe } = command {
@@ -175,7 +181,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Limits(args) => limits::limits(args, format).await,
         Command::Doctor(args) => doctor::doctor(args, format).await,
         Command::Bench(args) => bench::bench(args, format).await,
-        Command::CompileWorker => unreachable!("it runs without a runtime"),
+        Command::CompileWorker | Command::TrialWorker => unreachable!("it runs without a runtime"),
         #[cfg(target_os = "linux")]
         Command::GuestWorker { .. } => unreachable!("it runs without a runtime"),
     }

@@ -6,13 +6,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
 use super::error::GuestError;
 use super::limits::GuestLimits;
 use super::names::{REASON_BYTES_MAX, cut};
-use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR, WorkerTerms};
+use super::worker::{Answer, COMPILE_WORKER, WorkerTerms, read_answer};
 use crate::allocator::OF_BOUNDED_CHILDREN;
 use crate::{descriptors, machine, spawner};
 
@@ -118,7 +118,9 @@ impl Compiler {
         let stderr = child.stderr.take().expect("piped");
         let ask = async {
             // A child that dies early breaks the pipe; its end says more than that.
-            let terms = WorkerTerms { memory_bytes: self.memory_bytes, parent: std::process::id() };
+            // Its time is that of the clock.
+            let terms =
+                WorkerTerms { memory_bytes: self.memory_bytes, cpu_ms: 0, parent: std::process::id() };
             let _ = stdin.write_all(&terms.encode()).await;
             let _ = stdin.write_all(wasm).await;
             drop(stdin);
@@ -131,7 +133,15 @@ impl Compiler {
         let answer = read_answer(&mut stdout, self.limits.compiled_bytes);
         let ((), complaint, answer) = tokio::join!(ask, complain, answer);
         match answer {
-            Ok(answer) => answer,
+            Ok(Answer::Result(code)) => Ok(code),
+            Ok(Answer::Error(reason)) => {
+                let reason = cut(&String::from_utf8_lossy(&reason), REASON_BYTES_MAX);
+                Err(GuestError::Invalid { reason })
+            }
+            Ok(Answer::TooLong(needed)) => {
+                let limit = self.limits.compiled_bytes as u64;
+                Err(GuestError::NeedsTooMuch { what: "bytes of compiled code", needed, limit })
+            }
             Err(_) => {
                 let status = child.wait().await.map_err(|source| self.failed(source))?;
                 let complaint = String::from_utf8_lossy(&complaint);
@@ -145,46 +155,9 @@ impl Compiler {
     }
 }
 
-async fn read_answer(
-    stdout: &mut (impl AsyncRead + Unpin),
-    n_bytes_max: usize,
-) -> io::Result<Result<Vec<u8>, GuestError>> {
-    let mut header = [0; ANSWER_HEADER_BYTES];
-    stdout.read_exact(&mut header).await?;
-    let [tag, length @ ..] = header;
-    let n_bytes = u64::from_le_bytes(length);
-    if n_bytes > n_bytes_max as u64 {
-        let limit = n_bytes_max as u64;
-        return Ok(Err(GuestError::NeedsTooMuch { what: "bytes of compiled code", needed: n_bytes, limit }));
-    }
-    let mut payload = vec![0; n_bytes as usize];
-    stdout.read_exact(&mut payload).await?;
-    match tag {
-        TAG_CODE => Ok(Ok(payload)),
-        TAG_ERROR => {
-            let reason = cut(&String::from_utf8_lossy(&payload), REASON_BYTES_MAX);
-            Ok(Err(GuestError::Invalid { reason }))
-        }
-        tag => Err(io::Error::new(io::ErrorKind::InvalidData, format!("tag {tag}"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn answers_are_framed_and_bounded() {
-        let code = [&[TAG_CODE][..], &3_u64.to_le_bytes(), b"abc"].concat();
-        let read = read_answer(&mut code.as_slice(), 3).await.expect("whole");
-        assert_eq!(read.expect("code"), b"abc");
-        let read = read_answer(&mut code.as_slice(), 2).await.expect("whole");
-        assert!(matches!(read, Err(GuestError::NeedsTooMuch { needed: 3, limit: 2, .. })));
-        read_answer(&mut &code[..11], 3).await.expect_err("cut short");
-        let error = [&[TAG_ERROR][..], &3_u64.to_le_bytes(), b"bad"].concat();
-        let read = read_answer(&mut error.as_slice(), 3).await.expect("whole");
-        assert!(matches!(read, Err(GuestError::Invalid { reason }) if reason == "bad"));
-    }
 
     #[cfg(unix)]
     #[tokio::test]

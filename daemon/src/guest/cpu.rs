@@ -46,6 +46,11 @@ impl CpuClock {
         Span { clock: self, begun }
     }
 
+    /// Counts what another process has used for the guest.
+    pub(crate) fn add(&self, time: Duration) {
+        self.used_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     fn count(&self, counted: Duration) -> Duration {
         let now = thread_time();
         COUNTED.set(Some(now));
@@ -142,5 +147,8 @@ mod tests {
             }
         });
         assert!(clock.used() >= Duration::from_millis(40), "{:?}", clock.used());
+        let before = clock.used();
+        clock.add(Duration::from_millis(3));
+        assert_eq!(clock.used(), before + Duration::from_millis(3));
     }
 }

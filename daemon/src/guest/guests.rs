@@ -21,6 +21,7 @@ use super::no_processes::GuestProcesses;
 use super::pool::{GuestInfo, GuestPool, Launch, RunningGuest};
 use super::programs::Programs;
 use super::tape::Tape;
+use super::trials::Trials;
 use crate::config::Isolation;
 #[cfg(target_os = "linux")]
 use crate::isolation::GuestProcesses;
@@ -96,15 +97,16 @@ impl GuestHost {
     /// As [`GuestHost::new`]; without models guests can only be replayed.
     pub(crate) fn for_replays(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
         let limits = Arc::new(config.limits);
-        let pool = GuestPool::new(limits.clone(), config.models.clone(), true)?;
         let cache_limits =
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
-        let cache = CodeCache::open(&config.cache_dir, &pool.runtime().engine, cache_limits)?;
         let exe = match config.compile_exe {
             Some(exe) => exe,
             None => std::env::current_exe()
                 .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })?,
         };
+        let trials = Arc::new(Trials::new(exe.clone(), limits.clone()));
+        let pool = GuestPool::new(limits.clone(), config.models.clone(), true, Some(trials))?;
+        let cache = CodeCache::open(&config.cache_dir, &pool.runtime().engine, cache_limits)?;
         let processes = match config.isolation {
             Isolation::Thread => None,
             Isolation::Process => {

@@ -82,6 +82,11 @@ pub struct GuestLimits {
     pub constraint_states: usize,
     /// Time to work out the mask of one draw: counted in steps that take so long on a processor of 2020, not measured.
     pub constraint_mask_ms: u64,
+    /// Processor time to compile a grammar, in whole seconds upwards. Grammars of guests that run in the daemon are tried out first, in a
+    /// process of their own that has no more.
+    pub constraint_compile_ms: u64,
+    /// Bytes of memory to compile a grammar, in such a process.
+    pub constraint_memory_bytes: u64,
     /// KV pages that a guest's contexts hold.
     pub n_pages: u64,
     /// Tokens computed for a guest.
@@ -133,6 +138,8 @@ impl Default for GuestLimits {
             constraint_symbols: 100_000,
             constraint_states: 20_000,
             constraint_mask_ms: 100,
+            constraint_compile_ms: 4_000,
+            constraint_memory_bytes: 256 << 20,
             n_pages: 65_536,
             n_tokens: 10_000_000,
             output_bytes_in_flight: 4 << 20,

@@ -53,6 +53,7 @@ mod store;
 mod tape;
 mod threads;
 mod ticker;
+mod trials;
 mod wasi;
 mod worker;
 
@@ -78,4 +79,4 @@ pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, Running
 pub(crate) use runtime::pool_bytes;
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub(crate) use threads::{Lookout, NICENESS, give_way};
-pub use worker::{COMPILE_WORKER, compile_worker_main};
+pub use worker::{COMPILE_WORKER, TRIAL_WORKER, compile_worker_main, trial_worker_main};

@@ -28,6 +28,7 @@ use super::run::{Birth, Vitals, live, panic_message};
 use super::runtime::Runtime;
 use super::tape::Tape;
 use super::threads::{GuestThreads, Lookout};
+use super::trials::Trials;
 use crate::models::Models;
 
 /// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
@@ -45,6 +46,8 @@ pub(crate) struct GuestPool {
     codes: Option<Mutex<Codes>>,
     threads: GuestThreads,
     beside: Beside,
+    /// Where grammars are tried out first, if not here.
+    trials: Option<Arc<Trials>>,
 }
 
 impl std::fmt::Debug for GuestPool {
@@ -217,13 +220,14 @@ impl GuestPool {
         limits: Arc<GuestLimits>,
         models: Models,
         charges_code: bool,
+        trials: Option<Arc<Trials>>,
     ) -> Result<Arc<Self>, GuestError> {
         let no_threads = |error| GuestError::Runtime { reason: format!("no threads for guests: {error}") };
         let threads = GuestThreads::start().map_err(no_threads)?;
         let runtime = Runtime::new(&limits, threads.look())?;
         let (running, beside) = (Mutex::default(), Beside::new());
         let codes = charges_code.then(Mutex::default);
-        Ok(Arc::new(Self { limits, models, runtime, running, codes, threads, beside }))
+        Ok(Arc::new(Self { limits, models, runtime, running, codes, threads, beside, trials }))
     }
 
     /// Has threads without a guest be on the lookout for what guests wait for.
@@ -284,6 +288,7 @@ impl GuestPool {
             program: launch.program,
             limits: limits.clone(),
             beside: self.beside.clone(),
+            trials: self.trials.clone(),
             arguments: launch.arguments,
             seed: launch.seed,
             client_deadline_ms: launch.deadline_ms,

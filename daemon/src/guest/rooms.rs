@@ -3,8 +3,8 @@
 //!
 //! While the library cuts a text into pieces and these into tokens, a byte of the text can be a piece of its own: two strings and the
 //! place of each of their bytes in the whole, a list of tokens with a string each, and the row of all lists while they grow to twice
-//! their length. That is 300 to 600 bytes for a byte, for a hundredth of a second to a second. A regular expression of many classes of
-//! characters takes 3,300 bytes for a byte, for up to half a minute, before its limits are looked at.
+//! their length. That is 300 to 600 bytes for a byte, for a hundredth of a second to a second. What a grammar takes is not to be told
+//! from its length: it is known where it was tried out, and counted by what is usual at most where it was not.
 
 use trellis_engine::fair::Lane;
 
@@ -12,6 +12,9 @@ use trellis_engine::fair::Lane;
 const SHORT_TEXT_BYTES: usize = 64 << 10;
 const LONG_TEXT_BYTES: usize = 512 << 10;
 const SMALL_GRAMMAR_BYTES: usize = 16 << 10;
+
+/// What a byte of a grammar takes at most where it is one of those that are usual.
+const MEMORY_PER_GRAMMAR_BYTE: usize = 3_300;
 
 /// Pieces of work as they wait: each kind in a line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +77,12 @@ impl Need {
         Self { kind, n_bytes }
     }
 
-    /// That of a grammar which is compiled.
+    /// That of a grammar which is compiled, of what it takes of memory where that is known.
+    pub(crate) fn of_tried_grammar(memory_bytes: u64) -> Self {
+        Self::of_grammar(usize::try_from(memory_bytes).unwrap_or(usize::MAX) / MEMORY_PER_GRAMMAR_BYTE)
+    }
+
+    /// That of a grammar of so many bytes which is compiled.
     pub(crate) fn of_grammar(n_bytes: usize) -> Self {
         let kind = if n_bytes < SMALL_GRAMMAR_BYTES { Kind::SmallGrammar } else { Kind::LargeGrammar };
         Self { kind, n_bytes }

@@ -26,6 +26,7 @@ use super::names::{NAME_BYTES_MAX, cut};
 use super::profile::Profile;
 use super::store::GuestState;
 use super::tape::Tape;
+use super::trials::Trials;
 use super::wasi;
 
 /// Bytes of a message that a guest leaves behind: its error, or the names in its backtrace.
@@ -79,6 +80,7 @@ pub(crate) struct Birth {
     pub(crate) program: Program,
     pub(crate) limits: Arc<GuestLimits>,
     pub(crate) beside: Beside,
+    pub(crate) trials: Option<Arc<Trials>>,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
     pub(crate) client_deadline_ms: Option<u64>,
@@ -126,7 +128,7 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, arguments, seed, io, tape, profile, .. } = birth;
+    let Birth { vitals, program, limits, beside, trials, arguments, seed, io, tape, profile, .. } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -153,6 +155,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
         limits: limits.clone(),
         cpu: vitals.cpu.clone(),
         beside,
+        trials,
     };
     let mut store = Store::new(program.engine(), state);
     store.limiter(|state| &mut state.memory);

@@ -23,6 +23,7 @@ use super::log::LogSink;
 use super::memory::MemoryLimiter;
 use super::profile::Profile;
 use super::tape::Tape;
+use super::trials::Trials;
 
 /// What a call brings or answers up to this length is on no account by itself: it is among what every guest takes.
 const CALL_BYTES_UNPAID: usize = 8 << 10;
@@ -35,6 +36,8 @@ pub(crate) struct GuestState {
     pub(crate) limits: Arc<GuestLimits>,
     pub(crate) cpu: Arc<CpuClock>,
     pub(crate) beside: Beside,
+    /// Where grammars are tried out first, if not here.
+    pub(crate) trials: Option<Arc<Trials>>,
     pub(crate) models: Arc<GuestModels>,
     pub(crate) owner: Owner,
     pub(crate) output: OutputSender,

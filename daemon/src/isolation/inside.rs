@@ -107,7 +107,7 @@ impl Inside {
         let Begin { actor, numbers, limits, budgets } = begin;
         let limits = Arc::new(limits);
         let models = Models::new(Vec::new(), Vec::new());
-        let pool = GuestPool::new(limits.clone(), models.clone(), false)?;
+        let pool = GuestPool::new(limits.clone(), models.clone(), false, None)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
         let (orders, given) = mpsc::unbounded_channel();

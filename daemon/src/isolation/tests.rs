@@ -109,8 +109,8 @@ fn child_that_makes_pools() {
     serve(|mut sender, mut receiver| {
         receiver.recv(&mut Vec::new()).expect("told to begin");
         let limits = Arc::new(GuestLimits::default().of_one_user());
-        let pool =
-            GuestPool::new(limits, Models::new(Vec::new(), Vec::new()), false).expect("within the limit");
+        let pool = GuestPool::new(limits, Models::new(Vec::new(), Vec::new()), false, None)
+            .expect("within the limit");
         sender.send(&[]).expect("the daemon is there");
         receiver.recv(&mut Vec::new()).expect("told to end");
         drop(pool);

@@ -58,6 +58,8 @@ impl Scope {
             | "constraint_symbols"
             | "constraint_states"
             | "constraint_mask_ms"
+            | "constraint_compile_ms"
+            | "constraint_memory_bytes"
             | "n_pages"
             | "n_tokens"
             | "output_bytes_in_flight"

@@ -36,7 +36,7 @@ const N_LOOKS_OF_A_LINE: u64 = 10;
 const HOST_BYTES: &str = "budgets.daemon.host_bytes";
 
 /// The attacks that take memory: of guests, of the host for them, of sessions, of compilers and of the engine.
-pub const NAMES: [&str; 63] = [
+pub const NAMES: [&str; 65] = [
     "memory",
     "memory-huge",
     "memory-grow",
@@ -58,6 +58,8 @@ pub const NAMES: [&str; 63] = [
     "grammar-regex",
     "grammar-blow-up",
     "grammar-choices",
+    "grammar-optional",
+    "grammar-doubled",
     "grammar-crowd",
     "chat-of-2000",
     "chat-crowd",

@@ -85,6 +85,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("grammar-choices", &["grammar", "many-choices"], BUSY_OR_FAILED),
     guest("grammar-ambiguous", &["grammar", "lark"], BUSY_OR_FAILED),
     guest("grammar-left-recursive", &["grammar", "lark-endless"], BUSY_OR_FAILED),
+    guest("grammar-optional", &["refused-grammar", "optional"], BUSY),
+    guest("grammar-doubled", &["refused-grammar", "doubled"], BUSY),
+    guest("grammar-patterns", &["refused-grammar", "patterns"], BUSY),
     guest("grammar-crowd", &["grammar", "schema"], BUSY).copies(30),
     guest("no-such-mode", &["no-such-mode"], FAILED).brief(),
 ];

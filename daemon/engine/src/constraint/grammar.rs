@@ -5,11 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::{JsonCompileOptions, Logger, TokenParser};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::walker::{Reading, Walker};
-use super::{ConstraintError, Vocabulary, formats, keywords};
+use super::{ConstraintError, Vocabulary, formats, keywords, regexes};
 use crate::account::{Account, HostCharge, Resource};
 use crate::batch::Token;
 use crate::model::{Model, Tokenizer};
@@ -21,15 +23,15 @@ const BYTES_PER_GRAMMAR_BYTE: u64 = 64;
 /// The most that is said of why a grammar or a place of it is refused.
 const REASON_BYTES_MAX: usize = 1 << 11;
 
-/// Addresses for the library's stack, of which memory is taken as it is used: some kilobytes for each rule that leads to the
-/// next, and a grammar within its limits has some tens of thousands.
-const STACK_BYTES: usize = 256 << 20;
+/// Addresses for the stack that grammars are compiled on, of which memory is taken as it is used: some kilobytes for each rule that
+/// leads to the next, and a grammar within its limits has some tens of thousands.
+pub const STACK_BYTES: usize = 256 << 20;
 
 /// How the library writes what a schema leaves open between its parts.
 const FREE_WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
 /// A grammar as its author wrote it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A text that is JSON and keeps to a schema of draft 2020-12, its keys in the order of the schema.
     JsonSchema {
@@ -48,7 +50,7 @@ pub enum Grammar {
 }
 
 /// What may stand between the parts of a JSON text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Whitespace {
     /// Nothing.
     Compact,
@@ -58,7 +60,7 @@ pub enum Whitespace {
 
 /// The most that a grammar may take. Every figure but the first is a count of the library's own, so that what is refused does
 /// not depend on the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConstraintLimits {
     /// Bytes of its text.
     pub grammar_bytes: usize,
@@ -95,6 +97,20 @@ impl ConstraintLimits {
             verbose_errors: false,
             ..ParserLimits::default()
         }
+    }
+
+    /// Whether one step of a lexer takes no more than a mask may.
+    fn check_step(self, lexer: &LexerSpec) -> Result<(), String> {
+        let n_alternatives = regexes::n_alternatives(lexer.regex_builder.exprset());
+        // The library counts each of them twice.
+        let n_alternatives_max = self.mask_ms * LEXER_FUEL_PER_MS / 2;
+        if n_alternatives <= n_alternatives_max {
+            return Ok(());
+        }
+        Err(format!(
+            "regular expressions of {n_alternatives} alternatives for a byte: at most {n_alternatives_max} are taken. Whatever may \
+             be left out has those of what follows as well"
+        ))
     }
 }
 
@@ -152,11 +168,8 @@ impl Constraint {
         limits: ConstraintLimits,
         account: &Arc<Account>,
     ) -> Result<Self, ConstraintError> {
-        let n_bytes = grammar.n_bytes();
-        if n_bytes > limits.grammar_bytes {
-            return Err(ConstraintError::TooLong { n_bytes, n_bytes_max: limits.grammar_bytes });
-        }
-        let text_bytes = n_bytes as u64 * BYTES_PER_GRAMMAR_BYTE;
+        check_length(grammar, limits)?;
+        let text_bytes = grammar.n_bytes() as u64 * BYTES_PER_GRAMMAR_BYTE;
         // Before there is anything to pay for.
         account.charge(Resource::HostBytes, text_bytes)?;
         let charge = Charge { account: account.clone(), text_bytes, n_bytes: text_bytes };
@@ -226,6 +239,11 @@ impl Constraint {
     }
 }
 
+pub(super) fn check_length(grammar: &Grammar, limits: ConstraintLimits) -> Result<(), ConstraintError> {
+    let (n_bytes, n_bytes_max) = (grammar.n_bytes(), limits.grammar_bytes);
+    if n_bytes > n_bytes_max { Err(ConstraintError::TooLong { n_bytes, n_bytes_max }) } else { Ok(()) }
+}
+
 /// Does what calls itself as deep as a grammar's rules lead to one another.
 fn with_a_deep_stack<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
@@ -261,21 +279,35 @@ impl Grammar {
         }
     }
 
-    fn parser(&self, vocabulary: &Vocabulary, limits: ConstraintLimits) -> Result<TokenParser, Complaint> {
+    pub(super) fn parser(
+        &self,
+        vocabulary: &Vocabulary,
+        limits: ConstraintLimits,
+    ) -> Result<TokenParser, Complaint> {
         let definition = match self {
             Self::JsonSchema { schema, whitespace } => json_schema(schema, *whitespace)?,
-            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Regex(regex) => match regexes::too_many_classes(regex) {
+                None => TopLevelGrammar::from_regex(regex),
+                Some(reason) => return Err(complaint("the whole of it", reason)),
+            },
             Self::Lark(text) => lark(text)?,
             Self::Choice(texts) => TopLevelGrammar::from_regex(&one_of(texts)?),
         };
         let capabilities = toktrie::InferenceCapabilities::default();
-        let (init, logger) = (GrammarInit::Serialized(definition), Logger::new(0, 0));
-        let factory = &vocabulary.factory;
-        let make = || factory.create_parser_from_init_ext(init, logger, capabilities, limits.of_parser());
+        let (factory, limits_of_parser) = (&vocabulary.factory, limits.of_parser());
+        let make = || {
+            let init = GrammarInit::Serialized(definition);
+            let made = init.to_internal(Some(factory.tok_env().clone()), limits_of_parser.clone());
+            let (rules, lexer) = made.map_err(|error| reason_of(&error))?;
+            limits.check_step(&lexer)?;
+            let (init, logger) = (GrammarInit::Internal(rules, lexer), Logger::new(0, 0));
+            let parser = factory.create_parser_from_init_ext(init, logger, capabilities, limits_of_parser);
+            parser.map_err(|error| reason_of(&error))
+        };
         let made = with_a_deep_stack(|| catch_unwind(AssertUnwindSafe(make)));
         let mut parser = match made {
             Ok(Ok(parser)) => parser,
-            Ok(Err(error)) => return Err(self.complaint(&reason_of(&error))),
+            Ok(Err(reason)) => return Err(self.complaint(&reason)),
             Err(_) => return Err(self.complaint("the library panicked")),
         };
         // What it was warned of, it has left out.
@@ -367,11 +399,15 @@ fn json_schema(text: &str, whitespace: Whitespace) -> Result<TopLevelGrammar, Co
 
 fn lark(text: &str) -> Result<TopLevelGrammar, Complaint> {
     // It is how a schema within a grammar asks to be taken for less than it says.
-    match text.find("x-guidance") {
+    let wrong = match text.find("x-guidance") {
+        Some(at) => Some((at, "x-guidance is not taken".to_owned())),
+        None => regexes::too_many_classes_in_lark(text),
+    };
+    match wrong {
         None => Ok(TopLevelGrammar::from_lark(text.to_owned())),
-        Some(at) => {
+        Some((at, reason)) => {
             let (line, column) = line_and_column(text, at);
-            Err(complaint(format!("line {line}, column {column}"), "x-guidance is not taken"))
+            Err(complaint(format!("line {line}, column {column}"), reason))
         }
     }
 }

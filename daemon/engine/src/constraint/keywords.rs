@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value};
 
+use super::regexes;
+
 /// Keywords whose value is a schema, or a list of schemas.
 pub(super) const WITH_SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
@@ -32,6 +34,11 @@ const PLAIN: [&str; 19] = [
     "type",
     "$anchor",
 ];
+
+/// What "multipleOf" may be.
+const N_DIGITS_MAX: u32 = 8;
+const MULTIPLE_MAX: f64 = 400_000_000.0;
+const N_REMAINDERS_MAX: u64 = 20_000;
 
 /// Keywords that say nothing about what is valid.
 const REMARKS: [&str; 14] = [
@@ -78,11 +85,29 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
             },
             it if WITH_MAPS.contains(&it) => {
                 for (name, schema) in value.as_object().unwrap_or(&Map::new()) {
+                    if it == "patternProperties"
+                        && let Some(why) = regexes::too_many_classes(name)
+                    {
+                        return within(place, &[keyword], |place| Err((shown(place), why)));
+                    }
                     within(place, &[keyword, name], |place| check_at(schema, place))?;
                 }
             }
             it if TEXTS.contains(&it) && !value.is_string() => {
                 return refused(place, it, "takes a text");
+            }
+            "multipleOf" if value.as_f64().is_some_and(|of| !is_counted(of)) => {
+                return refused(
+                    place,
+                    keyword,
+                    "is supported up to 400000000, with at most 8 digits behind the point, and up to 20000 without its factors of \
+                     2 and 5",
+                );
+            }
+            "pattern" => {
+                if let Some(why) = value.as_str().and_then(regexes::too_many_classes) {
+                    return within(place, &[keyword], |place| Err((shown(place), why)));
+                }
             }
             it if PLAIN.contains(&it) || REMARKS.contains(&it) => {}
             unknown => return refused(place, unknown, "is not supported"),
@@ -112,6 +137,27 @@ fn may_repeat_keys(schema: &Map<String, Value>) -> bool {
     let has_others = schema.get("additionalProperties") != Some(&Value::Bool(false))
         || schema.get("patternProperties").and_then(Value::as_object).is_some_and(|it| !it.is_empty());
     has_others && least > n_required as f64 + 1.0
+}
+
+/// Whether the library finds multiples of it: it has a state for each remainder that its factors of 2 and 5 leave, and reckons
+/// with ten times the number in 32 bits.
+fn is_counted(of: f64) -> bool {
+    let (mut of, mut n_digits) = (of, 0);
+    while of.fract() != 0.0 && n_digits <= N_DIGITS_MAX {
+        of *= 10.0;
+        n_digits += 1;
+    }
+    if n_digits > N_DIGITS_MAX || of > MULTIPLE_MAX {
+        return false;
+    }
+    // What is no number above 0 the library refuses by itself.
+    let mut odd = of.max(1.0) as u64;
+    for factor in [2, 5_u64] {
+        while odd.is_multiple_of(factor) {
+            odd /= factor;
+        }
+    }
+    odd <= N_REMAINDERS_MAX
 }
 
 fn refused(place: &mut String, keyword: &str, why: &str) -> Result<(), (String, String)> {

@@ -19,18 +19,21 @@ mod extent;
 mod formats;
 mod grammar;
 mod keywords;
+mod regexes;
 mod rule;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod vocabulary;
 mod walker;
 
 pub use self::begins::Begins;
 pub use self::error::ConstraintError;
 pub(crate) use self::expected::Expected;
-pub use self::grammar::{Constraint, ConstraintLimits, Grammar, Whitespace};
+pub use self::grammar::{Constraint, ConstraintLimits, Grammar, STACK_BYTES, Whitespace};
 pub use self::rule::Rule;
 pub(crate) use self::rule::{Begun, Walk};
+pub use self::trial::Trial;
 pub(crate) use self::vocabulary::Vocabulary;
 pub(crate) use self::walker::Next;
 pub use self::walker::Reading;

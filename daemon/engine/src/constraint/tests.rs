@@ -1,5 +1,6 @@
 //! Grammars over the bundled vocabulary, and what a walk through one keeps.
 
+mod costly;
 mod paid;
 
 use std::path::PathBuf;

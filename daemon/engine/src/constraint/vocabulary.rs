@@ -21,6 +21,8 @@ pub(crate) struct Vocabulary {
     pub(super) factory: ParserFactory,
     pub(super) stop_tokens: Vec<Token>,
     pub(super) vocab_size: usize,
+    /// Tokens that a grammar names, and how the trie has them.
+    pub(super) named: Vec<(Token, Vec<u8>)>,
 }
 
 impl std::fmt::Debug for Vocabulary {
@@ -46,13 +48,19 @@ impl Vocabulary {
             marker.into_iter().chain(bytes.iter().copied()).collect()
         };
         let words: Vec<Vec<u8>> = (0..vocab_size as Token).map(word).collect();
+        Self::over(&words, model.stop_tokens.clone())
+    }
+
+    /// That of tokens by their bytes; those that a grammar names begin with the library's marker.
+    pub(super) fn over(words: &[Vec<u8>], stop_tokens: Vec<Token>) -> Result<Self, ConstraintError> {
+        let vocab_size = words.len();
         let n_bytes: usize = words.iter().map(Vec::len).sum();
         if n_bytes >= N_NODES_MAX {
             return Err(ConstraintError::Vocabulary { n_bytes, n_bytes_max: N_NODES_MAX });
         }
-        let first_stop = model.stop_tokens.first().copied().unwrap_or(toktrie::INVALID_TOKEN);
-        let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, first_stop), &words);
-        let trie = match &*model.stop_tokens {
+        let first_stop = stop_tokens.first().copied().unwrap_or(toktrie::INVALID_TOKEN);
+        let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, first_stop), words);
+        let trie = match &*stop_tokens {
             [] => trie,
             tokens => trie.with_eos_tokens(tokens),
         };
@@ -62,6 +70,9 @@ impl Vocabulary {
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .expect("the slices are the library's own");
         factory.quiet();
-        Ok(Self { factory, stop_tokens: model.stop_tokens.clone(), vocab_size })
+        let is_named = |word: &&Vec<u8>| word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
+        let named =
+            (0..).zip(words).filter(|(_, word)| is_named(word)).map(|(token, word)| (token, word.clone()));
+        Ok(Self { factory, stop_tokens, vocab_size, named: named.collect() })
     }
 }

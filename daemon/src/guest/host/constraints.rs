@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use trellis_engine::constraint::{
-    Begins, Constraint, ConstraintError, ConstraintLimits, Grammar, Rule, Whitespace,
+    Begins, Constraint, ConstraintError, ConstraintLimits, Grammar, Rule, Trial, Whitespace,
 };
 use wasmtime::component::Resource;
 
@@ -15,6 +15,7 @@ use crate::guest::bindings::trellis::host::types::{Error as ApiError, GrammarExi
 use crate::guest::limits::GuestLimits;
 use crate::guest::rooms::Need;
 use crate::guest::store::GuestState;
+use crate::guest::trials::{TrialError, WrittenTrial};
 
 /// The longest text after which a constraint begins. The text of each token is searched for it.
 const BEGINNING_BYTES_MAX: usize = 256;
@@ -41,7 +42,8 @@ impl HostConstraint for GuestState {
         let model = self.table.get(&model)?.model.clone();
         let (grammar, limits) = (self::grammar(grammar), self.limits.of_constraint());
         let (handle, account) = (trellis_engine::ModelHandle::clone(&model), self.owner.account.clone());
-        let need = Need::of_grammar(grammar.n_bytes());
+        let grammar = Arc::new(grammar);
+        let need = self.need_of(&grammar, &handle, limits).await?;
         let compile = move || Constraint::compile(&grammar, &handle, limits, &account);
         let constraint = Arc::new(self.beside.run_in_room(&self.owner, &self.cpu, need, compile).await?);
         self.give(GuestConstraint { held: Arc::new(HeldConstraint { constraint, model }) })
@@ -54,6 +56,22 @@ impl HostConstraint for GuestState {
 }
 
 impl GuestState {
+    /// The room that compiling a grammar takes. Where the process is not that of the guest's user alone, it is tried out elsewhere.
+    async fn need_of(
+        &mut self,
+        grammar: &Arc<Grammar>,
+        model: &trellis_engine::ModelHandle,
+        limits: ConstraintLimits,
+    ) -> Result<Need, TrialError> {
+        let Some(trials) = self.trials.clone() else { return Ok(Need::of_grammar(grammar.n_bytes())) };
+        let (tried, model) = (grammar.clone(), model.clone());
+        let write = move || Trial::new(&tried, &model, limits).map(|trial| WrittenTrial::new(&trial));
+        let trial = self.beside.run(&self.owner, &self.cpu, write).await?;
+        let cost = trials.cost_of(self.owner.actor, &trial).await?;
+        self.cpu.add(cost.time);
+        Ok(Need::of_tried_grammar(cost.n_bytes))
+    }
+
     /// Puts a constraint on a sampler, or takes it off.
     pub(super) fn constrain(
         &mut self,
@@ -101,6 +119,18 @@ fn grammar(grammar: wit::Grammar) -> Grammar {
         wit::Grammar::Regex(regex) => Grammar::Regex(regex),
         wit::Grammar::Lark(text) => Grammar::Lark(text),
         wit::Grammar::Choice(texts) => Grammar::Choice(texts),
+    }
+}
+
+impl From<TrialError> for HostError {
+    fn from(error: TrialError) -> Self {
+        match error {
+            TrialError::Constraint(error) => error.into(),
+            TrialError::Process(_) => {
+                tracing::error!(%error, "a grammar was not tried out");
+                ApiError::EngineFailed(error.to_string()).into()
+            }
+        }
     }
 }
 

@@ -97,6 +97,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
         limits,
         cpu: Arc::default(),
         beside: Beside::new(),
+        trials: None,
     };
     Guest { state, client, _engines: engines }
 }

@@ -190,6 +190,16 @@ pub(crate) fn constraint(model: &Model, kind: &str, salt: usize) -> Result<Const
         "lark" => {
             Constraint::lark(model, &format!("start: a | b\na: \"x\" a \"y\" | a a | \"{salt}\"\nb: a b | a"))
         }
+        "optional" => Constraint::regex(model, &format!("{salt}{}", "a?".repeat(100_000))),
+        "doubled" => {
+            let rules: String = (0..17).map(|n| format!("A{}: A{n} A{n}\n", n + 1)).collect();
+            Constraint::lark(model, &format!("start: A17 \"{salt}\"\nA0: \"a\"?\n{rules}"))
+        }
+        "patterns" => {
+            let patterns: Vec<String> =
+                (0..1_000).map(|i| format!(r#""^[a-z]*(a|b)[a-z]{{9}}{i}x{salt}$":{{}}"#)).collect();
+            Constraint::json_schema(model, &format!(r#"{{"patternProperties":{{{}}}}}"#, patterns.join(",")))
+        }
         "lark-endless" => Constraint::lark(model, "start: start start | \"a\" start | start \"b\""),
         _ => Constraint::regex(model, "a+"),
     }

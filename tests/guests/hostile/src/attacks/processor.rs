@@ -24,6 +24,7 @@ pub(crate) fn attack(mode: &str, rest: &[String]) -> Option<Outcome> {
         "clock" => without_end(|| ok(Instant::now())),
         "names" => without_end(|| ok(models::names())),
         "grammar" => grammar(rest),
+        "refused-grammar" => refused_grammar(rest),
         "program" => program(rest),
         "mask" => mask(),
         "dense-bias" => bias(),
@@ -122,6 +123,19 @@ fn grammar(rest: &[String]) -> Outcome {
     without_end(|| {
         salt += 1;
         super::memory::constraint(&model, &rest[0], salt).map(drop::<Constraint>)
+    })
+}
+
+/// `refused-grammar KIND`: has one after the other refused.
+fn refused_grammar(rest: &[String]) -> Outcome {
+    let model = Model::open_default()?;
+    let mut salt = 0;
+    without_end(|| {
+        salt += 1;
+        match super::memory::constraint(&model, &rest[0], salt) {
+            Ok(_) => panic!("it is taken"),
+            Err(_) => ok(()),
+        }
     })
 }
 

@@ -1,0 +1,95 @@
+//! Grammars whose regular expressions would cost more than they may before any limit of the library is looked at.
+
+use super::*;
+
+fn reason(grammar: &Grammar) -> String {
+    match compile(grammar).map(|_| ()).expect_err("it costs too much") {
+        ConstraintError::Refused { place, reason } => format!("{place}: {reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Rules each of which is the one before twice.
+fn doubled(first: &str, n: usize) -> Grammar {
+    let rules: String = (0..n).map(|idx| format!("A{}: A{idx} A{idx}\n", idx + 1)).collect();
+    Grammar::Lark(format!("start: A{n}\nA0: {first}\n{rules}"))
+}
+
+#[test]
+fn what_may_be_left_out_over_and_over_is_refused_before_it_is_worked_out() {
+    let pattern = |pattern: String| schema(&json!({"type": "string", "pattern": pattern}).to_string());
+    let whole = "the whole of it: regular expressions of";
+    // The first takes 32 GB, unless it is refused.
+    for (grammar, said) in [
+        (Grammar::Regex("a?".repeat(128 << 10)), whole),
+        (Grammar::Regex(format!("begin{}", "a?".repeat(2_000))), whole),
+        (Grammar::Regex("(a*b)*".repeat(2_000)), whole),
+        (Grammar::Regex(r"\w?".repeat(500)), whole),
+        (doubled("\"a\"?", 14), whole),
+        (doubled("/[ab]?/ \"c\"?", 13), whole),
+        (pattern("a?".repeat(2_000)), "the schema as a whole: regular expressions of"),
+    ] {
+        let reason = reason(&grammar);
+        assert!(reason.starts_with(said) && reason.contains("at most 200000 are taken"), "{reason}");
+    }
+}
+
+#[test]
+fn more_classes_than_are_taken_are_refused_by_their_place() {
+    let many = r"[\w--a]".repeat(2_000);
+    let said = "a regular expression of 4000 classes of characters: at most 1024 are taken";
+    assert_eq!(reason(&Grammar::Regex(many.clone())), format!("the whole of it: {said}"));
+    assert_eq!(reason(&Grammar::Lark(format!("start: A\nA: /{many}/"))), format!("line 2, column 4: {said}"));
+    let named = schema(&json!({"properties": {"a": {"pattern": many}}}).to_string());
+    assert_eq!(reason(&named), format!("/properties/a/pattern: {said}"));
+    let keys = schema(&json!({"patternProperties": {many: {}}}).to_string());
+    assert_eq!(reason(&keys), format!("/patternProperties: {said}"));
+}
+
+#[test]
+fn what_is_large_and_costs_little_is_taken() {
+    let words = |n: u32, form: &dyn Fn(u32) -> String| (0..n).map(form).collect::<Vec<_>>();
+    let hash = |n: u32| format!("{:x}", n.wrapping_mul(2_654_435_761));
+    for (name, grammar) in [
+        ("a choice", Grammar::Choice(words(25_000, &hash))),
+        ("words", Grammar::Regex(words(25_000, &hash).join("|"))),
+        ("classes", Grammar::Regex(words(1_000, &|n| format!("[a-c]{n}x")).join("|"))),
+        ("left out", Grammar::Regex("a?".repeat(400))),
+        ("repeated", Grammar::Regex("(a?b?){1,4000}(x{0,3000}y?){9}".to_owned())),
+        ("dots", Grammar::Regex(".".repeat(1_000))),
+        ("letters", Grammar::Regex(r"\w".repeat(1_000))),
+        ("an enumeration", schema(&json!({"enum": words(15_000, &hash)}).to_string())),
+        (
+            "properties",
+            schema(
+                &json!({
+                    "type": "object",
+                    "properties": (0..1_000).map(|n| (hash(n), json!({"type": "string", "pattern": "^[a-z0-9]+(-[a-z]+)?$"})))
+                        .collect::<serde_json::Map<_, _>>(),
+                    "additionalProperties": {"type": "number"},
+                })
+                .to_string(),
+            ),
+        ),
+    ] {
+        let compiled = compile(&grammar);
+        assert!(compiled.is_ok(), "{name}: {:?}", compiled.err());
+    }
+}
+
+#[test]
+fn multiples_are_taken_where_they_are_exact_and_cost_little() {
+    let of = |number: &str| schema(&format!(r#"{{"type":"number","multipleOf":{number}}}"#));
+    for number in ["7", "0.01", "12.5", "1024", "19997", "0.00000001", "1000000", "250000000", "60"] {
+        assert!(compile(&of(number)).is_ok(), "{number}");
+    }
+    for number in
+        ["20011", "1000003", "4294967291", "500000000", "0.000000001", "0.20011", "3.14159265358979"]
+    {
+        let reason = reason(&of(number));
+        assert!(
+            reason.starts_with("/multipleOf: the keyword \"multipleOf\" is supported up to"),
+            "{number}: {reason}"
+        );
+    }
+}
