@@ -17,6 +17,7 @@ use trellis_engine::constraint::{ConstraintError, STACK_BYTES, Trial};
 use super::limits::GuestLimits;
 use super::worker::{Answer, TRIAL_WORKER, WorkerTerms, read_answer};
 use crate::allocator::OF_BOUNDED_CHILDREN;
+use crate::thread_time::process_time;
 use crate::{machine, spawner};
 
 /// What a process needs beside the grammar: a place for each token of the vocabulary, and itself.
@@ -32,24 +33,13 @@ const N_REMEMBERED: usize = 2_048;
 /// Bytes of an answer, at most: an error names a place and a reason.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// What it took to compile a grammar.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct TrialCost {
-    /// The most memory at once.
-    pub(super) n_bytes: u64,
-    /// Of a processor.
+/// What came of a trial.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tried {
+    /// What it took of a processor.
     pub(super) time: Duration,
-}
-
-/// Why a grammar is not compiled.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TrialError {
-    /// It is refused.
-    #[error(transparent)]
-    Constraint(#[from] ConstraintError),
-    /// It was not tried out; another time it may be.
-    #[error("the process that tries out grammars: {0}")]
-    Process(#[from] io::Error),
+    /// The most memory at once, in bytes, or why the grammar is refused.
+    pub(super) memory: Result<u64, ConstraintError>,
 }
 
 /// A trial as the process reads it.
@@ -72,28 +62,28 @@ pub(crate) struct Trials {
     remembered: Mutex<Remembered>,
 }
 
-/// What grammars took that were tried out well, by user: what one has compiled is no news to another.
+/// The memory of grammars that were tried out well, by user: what one has compiled is no news to another.
 #[derive(Debug, Default)]
 struct Remembered {
-    fresh: HashMap<blake3::Hash, TrialCost>,
-    before: HashMap<blake3::Hash, TrialCost>,
+    fresh: HashMap<blake3::Hash, u64>,
+    before: HashMap<blake3::Hash, u64>,
 }
 
 impl Remembered {
-    fn get(&mut self, trial: &blake3::Hash) -> Option<TrialCost> {
-        if let Some(cost) = self.fresh.get(trial) {
-            return Some(*cost);
+    fn get(&mut self, trial: &blake3::Hash) -> Option<u64> {
+        if let Some(n_bytes) = self.fresh.get(trial) {
+            return Some(*n_bytes);
         }
-        let cost = self.before.remove(trial)?;
-        self.insert(*trial, cost);
-        Some(cost)
+        let n_bytes = self.before.remove(trial)?;
+        self.insert(*trial, n_bytes);
+        Some(n_bytes)
     }
 
-    fn insert(&mut self, trial: blake3::Hash, cost: TrialCost) {
+    fn insert(&mut self, trial: blake3::Hash, n_bytes: u64) {
         if self.fresh.len() == N_REMEMBERED {
             self.before = std::mem::take(&mut self.fresh);
         }
-        self.fresh.insert(trial, cost);
+        self.fresh.insert(trial, n_bytes);
     }
 }
 
@@ -112,22 +102,22 @@ impl Trials {
     }
 
     /// Tries out a grammar of a user, unless it is known what it takes. Dropping the future ends the process.
-    pub(super) async fn cost_of(
-        &self,
-        actor: ActorId,
-        trial: &WrittenTrial,
-    ) -> Result<TrialCost, TrialError> {
+    ///
+    /// # Errors
+    /// It was not tried out; another time it may be.
+    pub(super) async fn run(&self, actor: ActorId, trial: &WrittenTrial) -> io::Result<Tried> {
         let name = blake3::Hasher::new().update(&actor.0.to_le_bytes()).update(&trial.0).finalize();
-        if let Some(cost) = self.remembered().get(&name) {
-            // It is not spent another time.
-            return Ok(TrialCost { time: Duration::ZERO, ..cost });
+        if let Some(n_bytes) = self.remembered().get(&name) {
+            return Ok(Tried { time: Duration::ZERO, memory: Ok(n_bytes) });
         }
         let of_user = self.of_user(actor);
         let _turn = of_user.acquire().await.expect("it is never closed");
         let _place = self.places.acquire().await.expect("it is never closed");
-        let cost = self.run(trial).await?;
-        self.remembered().insert(name, cost);
-        Ok(cost)
+        let tried = self.run_now(trial).await?;
+        if let Ok(n_bytes) = tried.memory {
+            self.remembered().insert(name, n_bytes);
+        }
+        Ok(tried)
     }
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
@@ -145,7 +135,7 @@ impl Trials {
         turns
     }
 
-    async fn run(&self, trial: &WrittenTrial) -> Result<TrialCost, TrialError> {
+    async fn run_now(&self, trial: &WrittenTrial) -> io::Result<Tried> {
         let mut command = Command::new(&self.exe);
         command
             .arg(TRIAL_WORKER)
@@ -171,16 +161,17 @@ impl Trials {
         };
         let ((), answer) = tokio::join!(ask, read_answer(&mut stdout, ANSWER_BYTES_MAX));
         match answer {
-            Ok(Answer::Result(cost)) => Ok(decode(&cost)?),
-            Ok(Answer::Error(error)) => Err(decode::<ConstraintError>(&error)?.into()),
-            Ok(Answer::TooLong(_)) | Err(_) => {
+            Ok(Answer::Result(tried)) => rmp_serde::from_slice(&tried)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
+            Ok(Answer::Error(_) | Answer::TooLong(_)) | Err(_) => {
                 let status = child.wait().await?;
                 // A signal is the system's, for time or memory; whatever else ends it is no matter of the grammar.
                 if status.code().is_some() {
-                    return Err(io::Error::other(format!("it ended without an answer ({status})")).into());
+                    return Err(io::Error::other(format!("it ended without an answer ({status})")));
                 }
                 tracing::debug!(%status, "a grammar was more than it may be");
-                Err(self.too_much().into())
+                let time = Duration::from_millis(self.limits.constraint_compile_ms);
+                Ok(Tried { time, memory: Err(self.too_much()) })
             }
         }
     }
@@ -196,18 +187,14 @@ impl Trials {
     }
 }
 
-fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
-    rmp_serde::from_slice(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-}
-
-/// What the process does: compiles, and says what it took.
+/// What the process does: compiles, and says what that took.
 pub(super) fn try_out(trial: &[u8]) -> Result<Vec<u8>, Vec<u8>> {
     let trial: Trial = rmp_serde::from_slice(trial).expect("the daemon wrote it");
     let before = machine::own_peak_bytes();
-    trial.run().map_err(|error| rmp_serde::to_vec(&error).expect("memory takes all"))?;
-    let n_bytes = machine::own_peak_bytes().saturating_sub(before);
-    let cost = TrialCost { n_bytes, time: crate::thread_time::process_time() };
-    Ok(rmp_serde::to_vec(&cost).expect("memory takes all"))
+    let result = trial.run();
+    let memory = result.map(|()| machine::own_peak_bytes().saturating_sub(before));
+    let tried = Tried { time: process_time(), memory };
+    Ok(rmp_serde::to_vec(&tried).expect("memory takes all"))
 }
 
 #[cfg(test)]
@@ -217,14 +204,13 @@ mod tests {
     #[test]
     fn what_is_asked_for_again_is_remembered_longest() {
         let name = |n: usize| blake3::hash(&n.to_le_bytes());
-        let cost = |n: usize| TrialCost { n_bytes: n as u64, time: Duration::ZERO };
         let mut remembered = Remembered::default();
         for n in 0..3 * N_REMEMBERED {
-            remembered.insert(name(n), cost(n));
-            assert_eq!(remembered.get(&name(0)), Some(cost(0)));
+            remembered.insert(name(n), n as u64);
+            assert_eq!(remembered.get(&name(0)), Some(0));
         }
         assert_eq!(remembered.get(&name(1)), None);
-        assert_eq!(remembered.get(&name(3 * N_REMEMBERED - 1)), Some(cost(3 * N_REMEMBERED - 1)));
+        assert_eq!(remembered.get(&name(3 * N_REMEMBERED - 1)), Some(3 * N_REMEMBERED as u64 - 1));
         assert!(remembered.fresh.len() <= N_REMEMBERED && remembered.before.len() <= N_REMEMBERED);
     }
 
@@ -233,23 +219,43 @@ mod tests {
     async fn a_process_that_is_killed_is_a_refusal_and_one_that_fails_is_not() {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().expect("a folder");
-        let script = dir.path().join("dies");
-        std::fs::write(&script, "#!/bin/sh\nkill -9 $$\n").expect("written");
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).expect("executable");
+        let write = |name: &str, does: &str| {
+            let script = dir.path().join(name);
+            std::fs::write(&script, format!("#!/bin/sh\n{does}\n")).expect("written");
+            std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).expect("executable");
+            script
+        };
+        let script = write("dies", "kill -9 $$");
         let try_with = async |exe: &str| {
             let trials = Trials::new(exe.into(), Arc::default());
-            let error = trials.cost_of(ActorId(1), &WrittenTrial(vec![0; 1 << 20])).await;
+            let tried = trials.run(ActorId(1), &WrittenTrial(vec![0; 1 << 20])).await;
             assert!(trials.remembered().fresh.is_empty());
-            error.expect_err("there is no answer")
+            tried
         };
-        let error = try_with(script.to_str().expect("text")).await;
-        let TrialError::Constraint(ConstraintError::Refused { reason, .. }) = error else {
-            panic!("{error}")
-        };
+        let tried = try_with(script.to_str().expect("text")).await.expect("it was tried out");
+        let Err(ConstraintError::Refused { reason, .. }) = tried.memory else { panic!("it is taken") };
         assert!(reason.contains("more than 4000 ms of a processor"), "{reason}");
+        assert_eq!(tried.time, Duration::from_millis(4_000), "it is spent");
         for exe in ["/bin/false", "/no/such/file"] {
-            let error = try_with(exe).await;
-            assert!(matches!(error, TrialError::Process(_)), "{error}");
+            assert!(try_with(exe).await.is_err(), "{exe}");
+        }
+        // One that nobody waits for any more is ended.
+        let pid_file = dir.path().join("pid");
+        let script = write("hangs", &format!("echo $$ > {}\nexec /bin/sleep 600", pid_file.display()));
+        let trial = WrittenTrial(Vec::new());
+        let trials = Trials::new(script, Arc::default());
+        let is_there = async || loop {
+            match std::fs::read_to_string(&pid_file).ok().and_then(|pid| pid.trim().parse::<i32>().ok()) {
+                Some(pid) => break pid,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        let pid = tokio::select! {
+            tried = trials.run(ActorId(1), &trial) => panic!("{tried:?}"),
+            pid = is_there() => rustix::process::Pid::from_raw(pid).expect("a process"),
+        };
+        while rustix::process::test_kill_process(pid).is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }

@@ -24,6 +24,7 @@ const N_PAGES: u64 = 150;
 const N_TOKENS: u64 = 6_000;
 const CALL_BYTES: usize = 1 << 20;
 const LOG_BYTES: u64 = 4_000;
+const COMPILE_MS: u64 = 1_000;
 
 /// The daemon that all these tests share, so that many of the attacks go on at once.
 fn daemon() -> &'static Daemon {
@@ -38,6 +39,7 @@ fn daemon() -> &'static Daemon {
             n_tokens: N_TOKENS,
             call_bytes: CALL_BYTES,
             log_bytes: LOG_BYTES,
+            constraint_compile_ms: COMPILE_MS,
             ..daemons::limits()
         };
         daemons::start(&Config { limits, ..daemons::config(exe()) })
@@ -280,6 +282,25 @@ fn more_objects_than_there_may_be() {
             let limit = Some(N_HANDLES as u64);
             assert_eq!(parts(body), ("budget_exceeded", Some("n_handles"), limit), "{mode}: {body:?}");
         }
+    }));
+}
+
+#[test]
+fn grammars_that_cost_too_much() {
+    block_on(beside_a_neighbour(async {
+        for (kind, said) in [
+            ("optional", "alternatives for a byte: at most 200000 are taken"),
+            ("doubled", "alternatives for a byte: at most 200000 are taken"),
+            ("patterns", "to compile it takes more than 1000 ms of a processor"),
+        ] {
+            let ended = attack_with(with(&["grammar", kind])).await;
+            let body = ended.reason();
+            assert_eq!(body.code.as_str(), "guest_failed", "{kind}: {body:?}");
+            assert!(body.message.contains("refused") && body.message.contains(said), "{kind}: {body:?}");
+        }
+        // What it took is its guest's, whether or not anything comes of it.
+        let ended = attack_with(with(&["refused-grammar", "patterns"])).await;
+        assert_eq!(parts(ended.reason()), ("budget_exceeded", Some("cpu_ms"), Some(CPU_MS)));
     }));
 }
 

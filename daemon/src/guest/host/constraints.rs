@@ -15,7 +15,7 @@ use crate::guest::bindings::trellis::host::types::{Error as ApiError, GrammarExi
 use crate::guest::limits::GuestLimits;
 use crate::guest::rooms::Need;
 use crate::guest::store::GuestState;
-use crate::guest::trials::{TrialError, WrittenTrial};
+use crate::guest::trials::WrittenTrial;
 
 /// The longest text after which a constraint begins. The text of each token is searched for it.
 const BEGINNING_BYTES_MAX: usize = 256;
@@ -62,14 +62,17 @@ impl GuestState {
         grammar: &Arc<Grammar>,
         model: &trellis_engine::ModelHandle,
         limits: ConstraintLimits,
-    ) -> Result<Need, TrialError> {
+    ) -> Result<Need, HostError> {
         let Some(trials) = self.trials.clone() else { return Ok(Need::of_grammar(grammar.n_bytes())) };
         let (tried, model) = (grammar.clone(), model.clone());
         let write = move || Trial::new(&tried, &model, limits).map(|trial| WrittenTrial::new(&trial));
         let trial = self.beside.run(&self.owner, &self.cpu, write).await?;
-        let cost = trials.cost_of(self.owner.actor, &trial).await?;
-        self.cpu.add(cost.time);
-        Ok(Need::of_tried_grammar(cost.n_bytes))
+        let tried = trials.run(self.owner.actor, &trial).await.map_err(|error| {
+            tracing::error!(%error, "a grammar was not tried out");
+            ApiError::EngineFailed(format!("the process that tries out grammars: {error}"))
+        })?;
+        self.cpu.add(tried.time);
+        Ok(Need::of_tried_grammar(tried.memory?))
     }
 
     /// Puts a constraint on a sampler, or takes it off.
@@ -119,18 +122,6 @@ fn grammar(grammar: wit::Grammar) -> Grammar {
         wit::Grammar::Regex(regex) => Grammar::Regex(regex),
         wit::Grammar::Lark(text) => Grammar::Lark(text),
         wit::Grammar::Choice(texts) => Grammar::Choice(texts),
-    }
-}
-
-impl From<TrialError> for HostError {
-    fn from(error: TrialError) -> Self {
-        match error {
-            TrialError::Constraint(error) => error.into(),
-            TrialError::Process(_) => {
-                tracing::error!(%error, "a grammar was not tried out");
-                ApiError::EngineFailed(error.to_string()).into()
-            }
-        }
     }
 }
 
