@@ -77,9 +77,10 @@ impl Need {
         Self { kind, n_bytes }
     }
 
-    /// That of a grammar which is compiled, of what it takes of memory where that is known.
-    pub(crate) fn of_tried_grammar(memory_bytes: u64) -> Self {
-        Self::of_grammar(usize::try_from(memory_bytes).unwrap_or(usize::MAX) / MEMORY_PER_GRAMMAR_BYTE)
+    /// That of a grammar of so many bytes which is compiled, and is known to take so much memory.
+    pub(crate) fn of_tried_grammar(n_bytes: usize, memory_bytes: u64) -> Self {
+        let by_memory = usize::try_from(memory_bytes).unwrap_or(usize::MAX) / MEMORY_PER_GRAMMAR_BYTE;
+        Self::of_grammar(n_bytes.max(by_memory))
     }
 
     /// That of a grammar of so many bytes which is compiled.

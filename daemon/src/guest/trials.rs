@@ -23,9 +23,13 @@ use crate::{machine, spawner};
 /// What a process needs beside the grammar: a place for each token of the vocabulary, and itself.
 const OWN_BYTES: u64 = 64 << 20;
 
-/// What of the machine's memory those processes have that are under way at once.
-const TRIALS_PART: u64 = 16;
-const N_TRIALS_MAX: u64 = 8;
+/// What of the machine's memory those processes may have that are under way at once; two may be in any case.
+const TRIALS_PART: u64 = 8;
+const N_TRIALS: std::ops::RangeInclusive<u64> = 2..=8;
+
+/// By how much longer one may take by the clock than it may compute, and then some: it gives way to others.
+const N_CLOCKS: u32 = 10;
+const MORE_TIME: Duration = Duration::from_secs(10);
 
 /// Grammars that were tried out well and are remembered, twice: a fresh half and one before.
 const N_REMEMBERED: usize = 2_048;
@@ -91,7 +95,7 @@ impl Trials {
     /// With the executable that becomes the process.
     pub(crate) fn new(exe: PathBuf, limits: Arc<GuestLimits>) -> Self {
         let part = machine::memory_bytes() / TRIALS_PART;
-        let n_places = (part / limits.constraint_memory_bytes.max(1)).clamp(1, N_TRIALS_MAX);
+        let n_places = (part / memory_bytes(&limits)).clamp(*N_TRIALS.start(), *N_TRIALS.end());
         Self {
             exe,
             limits,
@@ -113,7 +117,10 @@ impl Trials {
         let of_user = self.of_user(actor);
         let _turn = of_user.acquire().await.expect("it is never closed");
         let _place = self.places.acquire().await.expect("it is never closed");
-        let tried = self.run_now(trial).await?;
+        let clock = self.time().saturating_mul(N_CLOCKS).saturating_add(MORE_TIME);
+        let tried = tokio::time::timeout(clock, self.run_now(trial))
+            .await
+            .map_err(|_| io::Error::other(format!("it has not ended after {} seconds", clock.as_secs())))??;
         if let Ok(n_bytes) = tried.memory {
             self.remembered().insert(name, n_bytes);
         }
@@ -149,8 +156,8 @@ impl Trials {
         let mut stdin = child.stdin.take().expect("piped");
         let mut stdout = child.stdout.take().expect("piped");
         let terms = WorkerTerms {
-            memory_bytes: self.limits.constraint_memory_bytes + STACK_BYTES as u64 + OWN_BYTES,
-            cpu_ms: self.limits.constraint_compile_ms,
+            memory_bytes: memory_bytes(&self.limits),
+            cpu_ms: self.limits.constraint_compile_ms.max(1),
             parent: std::process::id(),
         };
         let ask = async {
@@ -163,17 +170,25 @@ impl Trials {
         match answer {
             Ok(Answer::Result(tried)) => rmp_serde::from_slice(&tried)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
-            Ok(Answer::Error(_) | Answer::TooLong(_)) | Err(_) => {
+            // It is killed as it is dropped.
+            Ok(Answer::Error(_) | Answer::TooLong(_)) => {
+                Err(io::Error::other("it does not answer as agreed"))
+            }
+            Err(_) => {
                 let status = child.wait().await?;
                 // A signal is the system's, for time or memory; whatever else ends it is no matter of the grammar.
                 if status.code().is_some() {
                     return Err(io::Error::other(format!("it ended without an answer ({status})")));
                 }
                 tracing::debug!(%status, "a grammar was more than it may be");
-                let time = Duration::from_millis(self.limits.constraint_compile_ms);
-                Ok(Tried { time, memory: Err(self.too_much()) })
+                Ok(Tried { time: self.time(), memory: Err(self.too_much()) })
             }
         }
+    }
+
+    /// What one may have of a processor.
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.limits.constraint_compile_ms)
     }
 
     fn too_much(&self) -> ConstraintError {
@@ -185,6 +200,11 @@ impl Trials {
             ),
         }
     }
+}
+
+/// What a process may write to.
+fn memory_bytes(limits: &GuestLimits) -> u64 {
+    limits.constraint_memory_bytes.saturating_add(STACK_BYTES as u64 + OWN_BYTES)
 }
 
 /// What the process does: compiles, and says what that took.
@@ -236,7 +256,10 @@ mod tests {
         let Err(ConstraintError::Refused { reason, .. }) = tried.memory else { panic!("it is taken") };
         assert!(reason.contains("more than 4000 ms of a processor"), "{reason}");
         assert_eq!(tried.time, Duration::from_millis(4_000), "it is spent");
-        for exe in ["/bin/false", "/no/such/file"] {
+        // The last says that it has more to say than is read.
+        let talks =
+            write("talks", "printf '\\000\\000\\000\\001\\000\\000\\000\\000\\000'; exec cat /dev/zero");
+        for exe in ["/bin/false", "/no/such/file", talks.to_str().expect("text")] {
             assert!(try_with(exe).await.is_err(), "{exe}");
         }
         // One that nobody waits for any more is ended.

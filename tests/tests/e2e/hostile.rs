@@ -289,8 +289,8 @@ fn more_objects_than_there_may_be() {
 fn grammars_that_cost_too_much() {
     block_on(beside_a_neighbour(async {
         for (kind, said) in [
-            ("optional", "alternatives for a byte: at most 200000 are taken"),
-            ("doubled", "alternatives for a byte: at most 200000 are taken"),
+            ("optional", "alternatives for a byte: at most 1000000 are taken"),
+            ("doubled", "alternatives for a byte: at most 1000000 are taken"),
             ("patterns", "to compile it takes more than 1000 ms of a processor"),
         ] {
             let ended = attack_with(with(&["grammar", kind])).await;

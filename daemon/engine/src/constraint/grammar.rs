@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::{JsonCompileOptions, Logger, TokenParser};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -97,20 +96,6 @@ impl ConstraintLimits {
             verbose_errors: false,
             ..ParserLimits::default()
         }
-    }
-
-    /// Whether one step of a lexer takes no more than a mask may.
-    fn check_step(self, lexer: &LexerSpec) -> Result<(), String> {
-        let n_alternatives = regexes::n_alternatives(lexer.regex_builder.exprset());
-        // The library counts each of them twice.
-        let n_alternatives_max = self.mask_ms * LEXER_FUEL_PER_MS / 2;
-        if n_alternatives <= n_alternatives_max {
-            return Ok(());
-        }
-        Err(format!(
-            "regular expressions of {n_alternatives} alternatives for a byte: at most {n_alternatives_max} are taken. Whatever may \
-             be left out has those of what follows as well"
-        ))
     }
 }
 
@@ -260,7 +245,11 @@ pub(super) struct Complaint {
 }
 
 impl From<Complaint> for ConstraintError {
-    fn from(Complaint { place, reason }: Complaint) -> Self {
+    fn from(Complaint { mut place, mut reason }: Complaint) -> Self {
+        // Both may quote the grammar.
+        for text in [&mut place, &mut reason] {
+            text.truncate(text.floor_char_boundary(REASON_BYTES_MAX));
+        }
         Self::Refused { place, reason }
     }
 }
@@ -299,23 +288,24 @@ impl Grammar {
             let init = GrammarInit::Serialized(definition);
             let made = init.to_internal(Some(factory.tok_env().clone()), limits_of_parser.clone());
             let (rules, lexer) = made.map_err(|error| reason_of(&error))?;
-            limits.check_step(&lexer)?;
+            if let Some(reason) = regexes::too_large_a_step(lexer.regex_builder.exprset()) {
+                return Err(reason);
+            }
             let (init, logger) = (GrammarInit::Internal(rules, lexer), Logger::new(0, 0));
             let parser = factory.create_parser_from_init_ext(init, logger, capabilities, limits_of_parser);
-            parser.map_err(|error| reason_of(&error))
+            let mut parser = parser.map_err(|error| reason_of(&error))?;
+            // What it was warned of, it has left out.
+            if let Some(warning) = parser.grammar_warnings().into_iter().next() {
+                return Err(warning);
+            }
+            parser.start_without_prompt();
+            Ok(parser)
         };
         let made = with_a_deep_stack(|| catch_unwind(AssertUnwindSafe(make)));
-        let mut parser = match made {
-            Ok(Ok(parser)) => parser,
-            Ok(Err(reason)) => return Err(self.complaint(&reason)),
-            Err(_) => return Err(self.complaint("the library panicked")),
-        };
-        // What it was warned of, it has left out.
-        if let Some(warning) = parser.grammar_warnings().first() {
-            return Err(self.complaint(warning));
+        match made {
+            Ok(made) => made.map_err(|reason| self.complaint(&reason)),
+            Err(_) => Err(self.complaint("the library panicked")),
         }
-        parser.start_without_prompt();
-        Ok(parser)
     }
 
     /// What the library found wrong.
@@ -341,7 +331,6 @@ impl Grammar {
 /// The text of an error of the library, without what is of no use to the author of the grammar.
 pub(super) fn reason_of(error: &impl Display) -> String {
     let mut reason = error.to_string().replace("<non-verbose/>", "").trim_end().to_owned();
-    // It may quote the grammar.
     reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     reason
 }
@@ -401,7 +390,7 @@ fn lark(text: &str) -> Result<TopLevelGrammar, Complaint> {
     // It is how a schema within a grammar asks to be taken for less than it says.
     let wrong = match text.find("x-guidance") {
         Some(at) => Some((at, "x-guidance is not taken".to_owned())),
-        None => regexes::too_many_classes_in_lark(text),
+        None => regexes::too_many_classes_in_lark(text).or_else(|| keywords::check_in_lark(text)),
     };
     match wrong {
         None => Ok(TopLevelGrammar::from_lark(text.to_owned())),

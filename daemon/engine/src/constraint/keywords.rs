@@ -35,6 +35,9 @@ const PLAIN: [&str; 19] = [
     "$anchor",
 ];
 
+/// How a schema begins within a Lark grammar.
+const LARK_JSON: &str = "%json";
+
 /// What "multipleOf" may be.
 const N_DIGITS_MAX: u32 = 8;
 const MULTIPLE_MAX: f64 = 400_000_000.0;
@@ -64,6 +67,17 @@ const TEXTS: [&str; 7] = ["$anchor", "$id", "$ref", "$schema", "format", "id", "
 /// The place and the reason of the first keyword that is not understood.
 pub(super) fn check(schema: &Value) -> Result<(), (String, String)> {
     check_at(schema, &mut String::new())
+}
+
+/// The same of the first schema within a Lark grammar that has such a keyword, and where it begins.
+pub(super) fn check_in_lark(text: &str) -> Option<(usize, String)> {
+    text.match_indices(LARK_JSON).find_map(|(at, name)| {
+        let mut values = serde_json::Deserializer::from_str(&text[at + name.len()..]).into_iter();
+        // What is no JSON is in the library's way.
+        let schema: Value = values.next()?.ok()?;
+        let (place, reason) = check(&schema).err()?;
+        Some((at, format!("{place}: {reason}")))
+    })
 }
 
 fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> {
@@ -104,6 +118,9 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
                      2 and 5",
                 );
             }
+            "$ref" if value.as_str().is_some_and(|to| !is_of_schema(to)) => {
+                return refused(place, keyword, "is supported to schemas alone");
+            }
             "pattern" => {
                 if let Some(why) = value.as_str().and_then(regexes::too_many_classes) {
                     return within(place, &[keyword], |place| Err((shown(place), why)));
@@ -112,6 +129,13 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
             it if PLAIN.contains(&it) || REMARKS.contains(&it) => {}
             unknown => return refused(place, unknown, "is not supported"),
         }
+    }
+    if product_of_multiples(schema) > MULTIPLE_MAX {
+        return refused(
+            place,
+            "allOf",
+            "is supported for values of \"multipleOf\" that come to 400000000 times one another at most",
+        );
     }
     if may_repeat_keys(schema) {
         return refused(
@@ -139,14 +163,62 @@ fn may_repeat_keys(schema: &Map<String, Value>) -> bool {
     has_others && least > n_required as f64 + 1.0
 }
 
-/// Whether the library finds multiples of it: it has a state for each remainder that its factors of 2 and 5 leave, and reckons
-/// with ten times the number in 32 bits.
-fn is_counted(of: f64) -> bool {
-    let (mut of, mut n_digits) = (of, 0);
+/// The product of all numbers of which a value has to be a multiple at once, without their points: the library multiplies them in
+/// 32 bits, also where they have common factors.
+fn product_of_multiples(schema: &Map<String, Value>) -> f64 {
+    if !schema.contains_key("allOf") {
+        return 1.0;
+    }
+    let (mut product, mut n_digits_max, mut n) = (1.0, 0, 0);
+    each_multiple(schema, &mut |of| {
+        let (digits, n_digits) = digits(of);
+        product *= digits.max(1.0);
+        n_digits_max = n_digits_max.max(n_digits);
+        n += 1;
+    });
+    if n < 2 { 1.0 } else { product * 10_f64.powi(n_digits_max as i32) }
+}
+
+fn each_multiple(schema: &Map<String, Value>, act: &mut impl FnMut(f64)) {
+    schema.get("multipleOf").and_then(Value::as_f64).into_iter().for_each(&mut *act);
+    for keyword in ["allOf", "anyOf", "oneOf"] {
+        let parts = schema.get(keyword).and_then(Value::as_array).into_iter().flatten();
+        parts.filter_map(Value::as_object).for_each(|part| each_multiple(part, act));
+    }
+}
+
+/// Whether a reference is to the whole schema, to a name, or to a place that is looked at as a schema. What is not there at all
+/// the library refuses by itself.
+fn is_of_schema(to: &str) -> bool {
+    let Some(path) = to.strip_prefix("#/") else { return true };
+    let mut names = path.split('/').peekable();
+    while let Some(name) = names.next() {
+        if WITH_MAPS.contains(&name) {
+            names.next();
+        } else if WITH_SCHEMAS.contains(&name) {
+            names.next_if(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+        } else {
+            // It may be another name, escaped.
+            return !PLAIN.contains(&name) && !REMARKS.contains(&name) && !name.contains(['%', '~']);
+        }
+    }
+    true
+}
+
+/// A number without its point, and how many digits it had behind it.
+fn digits(mut of: f64) -> (f64, u32) {
+    let mut n_digits = 0;
     while of.fract() != 0.0 && n_digits <= N_DIGITS_MAX {
         of *= 10.0;
         n_digits += 1;
     }
+    (of, n_digits)
+}
+
+/// Whether the library finds multiples of it: it has a state for each remainder that its factors of 2 and 5 leave, and reckons
+/// with ten times the number in 32 bits.
+fn is_counted(of: f64) -> bool {
+    let (of, n_digits) = digits(of);
     if n_digits > N_DIGITS_MAX || of > MULTIPLE_MAX {
         return false;
     }

@@ -72,7 +72,7 @@ impl GuestState {
             ApiError::EngineFailed(format!("the process that tries out grammars: {error}"))
         })?;
         self.cpu.add(tried.time);
-        Ok(Need::of_tried_grammar(tried.memory?))
+        Ok(Need::of_tried_grammar(grammar.n_bytes(), tried.memory?))
     }
 
     /// Puts a constraint on a sampler, or takes it off.

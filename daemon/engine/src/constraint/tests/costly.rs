@@ -30,7 +30,74 @@ fn what_may_be_left_out_over_and_over_is_refused_before_it_is_worked_out() {
         (pattern("a?".repeat(2_000)), "the schema as a whole: regular expressions of"),
     ] {
         let reason = reason(&grammar);
-        assert!(reason.starts_with(said) && reason.contains("at most 200000 are taken"), "{reason}");
+        assert!(reason.starts_with(said) && reason.contains("at most 1000000 are taken"), "{reason}");
+    }
+}
+
+#[test]
+fn what_is_put_together_of_too_much_is_refused_before_it_is_worked_out() {
+    let terminal = |text: String| Grammar::Lark(format!("start: A\nA: \"y\" | \"x\" B\nB: {text}"));
+    let parts: Vec<String> = (0..30).map(|n| format!("/[ab]{n}.*|[ac]{n}0.*/")).collect();
+    // Each is another one: what begins alike is put together as it is read.
+    let class = |n: usize| {
+        let [first, second] = [b'a' + (n % 26) as u8, b'A' + (n / 26 % 26) as u8].map(char::from);
+        format!("[{first}{second}{}]{n}", n / 676)
+    };
+    let many = |n: usize| (0..n).map(class).collect::<Vec<_>>().join("|");
+    let literals = |n: usize| (0..n).map(|n| format!("/{}/", class(n))).collect::<Vec<_>>().join(" | ");
+    for grammar in [
+        terminal(parts.join(" & ")),
+        terminal(format!("({}) & ({})", literals(3_000), literals(3_001))),
+        terminal(format!("~/{}/", many(1_000))),
+        Grammar::Regex(format!("({})*", many(1_000))),
+    ] {
+        let reason = reason(&grammar);
+        assert!(reason.contains("alternatives are put together: at most 20000000 are taken"), "{reason}");
+    }
+    let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
+    let mail = text("^[a-z0-9._%+-]+@[a-z0-9-]+(\\.[a-z0-9-]+)*$");
+    for grammar in [
+        terminal(format!("/{}/ & /[a-z0-9]{{1,4000}}/ & ~/.*admin.*/", "[a-z0-9]+(-[a-z]+)*")),
+        schema(&json!({"allOf": [mail, text("^[^@]{1,64}@.*$"), {"maxLength": 254}]}).to_string()),
+    ] {
+        assert!(compile(&grammar).is_ok(), "{:?}", compile(&grammar).err());
+    }
+}
+
+#[test]
+fn a_refusal_is_short_whatever_it_quotes() {
+    let long = "a".repeat(200_000);
+    for text in [format!(r#"{{"{long}":1}}"#), format!(r#"{{"properties":{{"{long}":{{"unknown":1}}}}}}"#)] {
+        assert!(reason(&schema(&text)).len() < 5_000);
+    }
+}
+
+#[test]
+fn what_a_schema_says_is_looked_at_wherever_it_stands() {
+    let nested =
+        Grammar::Lark("start: a\na: \"x\" %json {\"type\": \"number\", \"multipleOf\": 1000003}".to_owned());
+    let refused = reason(&nested);
+    assert!(refused.starts_with("line 2, column 8: /multipleOf: the keyword"), "{refused}");
+    let elsewhere = reason(&schema(r##"{"$ref":"#/examples/0","examples":[{"multipleOf":1000003}]}"##));
+    assert_eq!(elsewhere, "/$ref: the keyword \"$ref\" is supported to schemas alone");
+    assert_eq!(reason(&schema(r##"{"$ref":"#/%65xamples/0","examples":[{"type":"null"}]}"##)), elsewhere);
+    let twice = |one: &str, two: &str| {
+        schema(&format!(r#"{{"type":"integer","allOf":[{{"multipleOf":{one}}},{{"multipleOf":{two}}}]}}"#))
+    };
+    assert!(
+        reason(&twice("65536", "65536")).starts_with("/allOf: the keyword \"allOf\" is supported for values")
+    );
+    assert!(compile(&twice("6", "10")).is_ok());
+    for to in ["#", "#/$defs/a", "#/properties/b/items", "#/$defs/c/allOf/1"] {
+        let text = json!({
+            "$defs": {"a": {"type": "null"}, "c": {"allOf": [{"type": "null"}, {"type": "null"}]}},
+            "properties": {"b": {"type": "array", "items": {"type": "null"}}, "d": {"$ref": to}},
+        });
+        assert!(
+            compile(&schema(&text.to_string())).is_ok(),
+            "{to}: {:?}",
+            compile(&schema(&text.to_string())).err()
+        );
     }
 }
 
@@ -54,7 +121,8 @@ fn what_is_large_and_costs_little_is_taken() {
         ("a choice", Grammar::Choice(words(25_000, &hash))),
         ("words", Grammar::Regex(words(25_000, &hash).join("|"))),
         ("classes", Grammar::Regex(words(1_000, &|n| format!("[a-c]{n}x")).join("|"))),
-        ("left out", Grammar::Regex("a?".repeat(400))),
+        ("left out", Grammar::Regex("a?".repeat(900))),
+        ("quotes", Grammar::Lark(format!("start: A\nA: %regex {{\"substring_chars\": {}}}", json!(words(8_000, &hash).join(" "))))),
         ("repeated", Grammar::Regex("(a?b?){1,4000}(x{0,3000}y?){9}".to_owned())),
         ("dots", Grammar::Regex(".".repeat(1_000))),
         ("letters", Grammar::Regex(r"\w".repeat(1_000))),
