@@ -6,8 +6,16 @@ use serde_json::{Map, Value};
 use super::regexes;
 
 /// Keywords whose value is a schema, or a list of schemas.
-pub(super) const WITH_SCHEMAS: [&str; 7] =
-    ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
+pub(super) const WITH_SCHEMAS: [&str; 8] = [
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "contentSchema",
+    "items",
+    "oneOf",
+    "prefixItems",
+];
 
 /// Keywords whose value is a map of schemas.
 pub(super) const WITH_MAPS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
@@ -42,15 +50,15 @@ const LARK_JSON: &str = "%json";
 const N_DIGITS_MAX: u32 = 8;
 const MULTIPLE_MAX: f64 = 400_000_000.0;
 const N_REMAINDERS_MAX: u64 = 20_000;
+const PRODUCT_MAX: u128 = 4_000_000_000;
 
 /// Keywords that say nothing about what is valid.
-const REMARKS: [&str; 14] = [
+const REMARKS: [&str; 13] = [
     "$comment",
     "$id",
     "$schema",
     "contentEncoding",
     "contentMediaType",
-    "contentSchema",
     "default",
     "deprecated",
     "description",
@@ -66,13 +74,24 @@ const TEXTS: [&str; 7] = ["$anchor", "$id", "$ref", "$schema", "format", "id", "
 
 /// The place and the reason of the first keyword that is not understood.
 pub(super) fn check(schema: &Value) -> Result<(), (String, String)> {
-    check_at(schema, &mut String::new())
+    check_at(schema, &mut String::new())?;
+    let mut multiples = Multiples::default();
+    multiples.look_at(schema);
+    match multiples.may_be_wrong() {
+        false => Ok(()),
+        true => Err((
+            "the schema as a whole".to_owned(),
+            "values of \"multipleOf\" that may have to be kept to at once are supported as far as the product of the largest with \
+             their least common multiple, both without points, is 4000000000"
+                .to_owned(),
+        )),
+    }
 }
 
 /// The same of the first schema within a Lark grammar that has such a keyword, and where it begins.
 pub(super) fn check_in_lark(text: &str) -> Option<(usize, String)> {
-    text.match_indices(LARK_JSON).find_map(|(at, name)| {
-        let mut values = serde_json::Deserializer::from_str(&text[at + name.len()..]).into_iter();
+    regexes::places_in_lark(text, LARK_JSON).find_map(|at| {
+        let mut values = serde_json::Deserializer::from_str(&text[at + LARK_JSON.len()..]).into_iter();
         // What is no JSON is in the library's way.
         let schema: Value = values.next()?.ok()?;
         let (place, reason) = check(&schema).err()?;
@@ -130,13 +149,6 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
             unknown => return refused(place, unknown, "is not supported"),
         }
     }
-    if product_of_multiples(schema) > MULTIPLE_MAX {
-        return refused(
-            place,
-            "allOf",
-            "is supported for values of \"multipleOf\" that come to 400000000 times one another at most",
-        );
-    }
     if may_repeat_keys(schema) {
         return refused(
             place,
@@ -163,38 +175,62 @@ fn may_repeat_keys(schema: &Map<String, Value>) -> bool {
     has_others && least > n_required as f64 + 1.0
 }
 
-/// The product of all numbers of which a value has to be a multiple at once, without their points: the library multiplies them in
-/// 32 bits, also where they have common factors.
-fn product_of_multiples(schema: &Map<String, Value>) -> f64 {
-    if !schema.contains_key("allOf") {
-        return 1.0;
-    }
-    let (mut product, mut n_digits_max, mut n) = (1.0, 0, 0);
-    each_multiple(schema, &mut |of| {
-        let (digits, n_digits) = digits(of);
-        product *= digits.max(1.0);
-        n_digits_max = n_digits_max.max(n_digits);
-        n += 1;
-    });
-    if n < 2 { 1.0 } else { product * 10_f64.powi(n_digits_max as i32) }
+/// Numbers of which values have to be multiples, anywhere in a schema. Where several are for one value the library works out their
+/// least common multiple in 32 bits, and multiplies first.
+#[derive(Default)]
+struct Multiples {
+    /// Without their points, and how many digits they had behind it.
+    all: Vec<(f64, u32)>,
+    /// Whether schemas are put together anywhere.
+    are_joined: bool,
 }
 
-fn each_multiple(schema: &Map<String, Value>, act: &mut impl FnMut(f64)) {
-    schema.get("multipleOf").and_then(Value::as_f64).into_iter().for_each(&mut *act);
-    for keyword in ["allOf", "anyOf", "oneOf"] {
-        let parts = schema.get(keyword).and_then(Value::as_array).into_iter().flatten();
-        parts.filter_map(Value::as_object).for_each(|part| each_multiple(part, act));
+impl Multiples {
+    fn look_at(&mut self, value: &Value) {
+        match value {
+            Value::Object(map) => {
+                self.all.extend(map.get("multipleOf").and_then(Value::as_f64).map(digits));
+                self.are_joined |= ["allOf", "anyOf", "oneOf", "$ref"].iter().any(|it| map.contains_key(*it));
+                map.values().for_each(|value| self.look_at(value));
+            }
+            Value::Array(list) => list.iter().for_each(|value| self.look_at(value)),
+            _ => {}
+        }
+    }
+
+    fn may_be_wrong(&self) -> bool {
+        if !self.are_joined || self.all.len() < 2 {
+            return false;
+        }
+        let n_digits = self.all.iter().map(|(_, n_digits)| *n_digits).max().unwrap_or(0);
+        let whole = |&(of, n): &(f64, u32)| (of * 10_f64.powi((n_digits - n) as i32)).max(1.0) as u128;
+        let least_common = |one: u128, other: u128| {
+            let (mut a, mut b) = (one, other);
+            while b != 0 {
+                (a, b) = (b, a % b);
+            }
+            (one / a).saturating_mul(other).min(u128::from(u64::MAX))
+        };
+        let together = self.all.iter().map(whole).fold(1, least_common);
+        let largest = self.all.iter().map(whole).max().unwrap_or(1);
+        together.saturating_mul(largest) > PRODUCT_MAX
     }
 }
 
-/// Whether a reference is to the whole schema, to a name, or to a place that is looked at as a schema. What is not there at all
-/// the library refuses by itself.
+/// Whether a reference is to a whole schema, to a name, or to a place that is looked at as a schema. What is not there at all the
+/// library refuses by itself.
 fn is_of_schema(to: &str) -> bool {
-    let Some(path) = to.strip_prefix("#/") else { return true };
+    let Some((_, path)) = to.split_once("#/") else { return true };
+    // The library takes it for a slash.
+    if path.to_ascii_lowercase().contains("%2f") {
+        return false;
+    }
     let mut names = path.split('/').peekable();
     while let Some(name) = names.next() {
         if WITH_MAPS.contains(&name) {
-            names.next();
+            if names.next().is_none() {
+                return false;
+            }
         } else if WITH_SCHEMAS.contains(&name) {
             names.next_if(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
         } else {

@@ -58,6 +58,14 @@ fn what_is_put_together_of_too_much_is_refused_before_it_is_worked_out() {
     let mail = text("^[a-z0-9._%+-]+@[a-z0-9-]+(\\.[a-z0-9-]+)*$");
     for grammar in [
         terminal(format!("/{}/ & /[a-z0-9]{{1,4000}}/ & ~/.*admin.*/", "[a-z0-9]+(-[a-z]+)*")),
+        schema(
+            &json!({
+                "type": "string", "minLength": 8, "maxLength": 64,
+                "allOf": [text("[A-Z]"), text("[a-z]"), text("[0-9]"), text("[^A-Za-z0-9]"), text("^.*$")],
+            })
+            .to_string(),
+        ),
+        terminal(format!("/[a-z]+/{}", (0..60).map(|n| format!(" & ~\"word{n}\"")).collect::<String>())),
         schema(&json!({"allOf": [mail, text("^[^@]{1,64}@.*$"), {"maxLength": 254}]}).to_string()),
     ] {
         assert!(compile(&grammar).is_ok(), "{:?}", compile(&grammar).err());
@@ -84,10 +92,17 @@ fn what_a_schema_says_is_looked_at_wherever_it_stands() {
     let twice = |one: &str, two: &str| {
         schema(&format!(r#"{{"type":"integer","allOf":[{{"multipleOf":{one}}},{{"multipleOf":{two}}}]}}"#))
     };
-    assert!(
-        reason(&twice("65536", "65536")).starts_with("/allOf: the keyword \"allOf\" is supported for values")
-    );
-    assert!(compile(&twice("6", "10")).is_ok());
+    for (one, other) in [("65536", "65536"), ("19997", "19991"), ("0.00001", "100000")] {
+        let reason = reason(&twice(one, other));
+        assert!(reason.starts_with("the schema as a whole: values of \"multipleOf\""), "{reason}");
+    }
+    assert!(compile(&twice("6", "10")).is_ok() && compile(&twice("0.5", "60")).is_ok());
+    for to in ["json-schema:///#/examples/0", "#/$defs/a%2Fexamples", "#/properties"] {
+        let text = json!({"$ref": to, "examples": [{}], "$defs": {"a": {"examples": {}}}, "properties": {}});
+        assert!(reason(&schema(&text.to_string())).contains("is supported to schemas alone"), "{to}");
+    }
+    let text = "start: \"%json\" \" \" a // %json {\"not\": {}}\na: %json {\"type\": \"null\"}";
+    assert!(compile(&Grammar::Lark(text.to_owned())).is_ok());
     for to in ["#", "#/$defs/a", "#/properties/b/items", "#/$defs/c/allOf/1"] {
         let text = json!({
             "$defs": {"a": {"type": "null"}, "c": {"allOf": [{"type": "null"}, {"type": "null"}]}},
