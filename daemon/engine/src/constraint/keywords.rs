@@ -46,6 +46,9 @@ const PLAIN: [&str; 19] = [
 /// How a schema begins within a Lark grammar.
 const LARK_JSON: &str = "%json";
 
+/// Keywords whose value is no schema, and may look like one.
+const VALUES: [&str; 4] = ["const", "default", "enum", "examples"];
+
 /// What "multipleOf" may be.
 const N_DIGITS_MAX: u32 = 8;
 const MULTIPLE_MAX: f64 = 400_000_000.0;
@@ -175,13 +178,13 @@ fn may_repeat_keys(schema: &Map<String, Value>) -> bool {
     has_others && least > n_required as f64 + 1.0
 }
 
-/// Numbers of which values have to be multiples, anywhere in a schema. Where several are for one value the library works out their
-/// least common multiple in 32 bits, and multiplies first.
+/// Numbers of which values have to be multiples, of all of a schema's parts. Where more than one is for a value, or one twice, the
+/// library works out their least common multiple in 32 bits, and multiplies first.
 #[derive(Default)]
 struct Multiples {
     /// Without their points, and how many digits they had behind it.
     all: Vec<(f64, u32)>,
-    /// Whether schemas are put together anywhere.
+    /// Whether more than one schema may be for a value.
     are_joined: bool,
 }
 
@@ -190,8 +193,9 @@ impl Multiples {
         match value {
             Value::Object(map) => {
                 self.all.extend(map.get("multipleOf").and_then(Value::as_f64).map(digits));
-                self.are_joined |= ["allOf", "anyOf", "oneOf", "$ref"].iter().any(|it| map.contains_key(*it));
-                map.values().for_each(|value| self.look_at(value));
+                self.are_joined |= joins(map);
+                let parts = map.iter().filter(|(keyword, _)| !VALUES.contains(&keyword.as_str()));
+                parts.for_each(|(_, value)| self.look_at(value));
             }
             Value::Array(list) => list.iter().for_each(|value| self.look_at(value)),
             _ => {}
@@ -199,7 +203,7 @@ impl Multiples {
     }
 
     fn may_be_wrong(&self) -> bool {
-        if !self.are_joined || self.all.len() < 2 {
+        if !self.are_joined {
             return false;
         }
         let n_digits = self.all.iter().map(|(_, n_digits)| *n_digits).max().unwrap_or(0);
@@ -215,6 +219,18 @@ impl Multiples {
         let largest = self.all.iter().map(whole).max().unwrap_or(1);
         together.saturating_mul(largest) > PRODUCT_MAX
     }
+}
+
+/// Whether what a schema says itself is for the same values as what others say that it has.
+fn joins(schema: &Map<String, Value>) -> bool {
+    let is_beside = |keyword: &String| {
+        !REMARKS.contains(&keyword.as_str()) && !["$defs", "definitions"].contains(&keyword.as_str())
+    };
+    let has = |keyword: &str| schema.contains_key(keyword);
+    let is_alone = schema.keys().filter(|keyword| is_beside(keyword)).count() < 2;
+    has("allOf")
+        || has("patternProperties")
+        || !is_alone && ["anyOf", "oneOf", "$ref"].iter().any(|keyword| has(keyword))
 }
 
 /// Whether a reference is to a whole schema, to a name, or to a place that is looked at as a schema. What is not there at all the
@@ -235,7 +251,7 @@ fn is_of_schema(to: &str) -> bool {
             names.next_if(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
         } else {
             // It may be another name, escaped.
-            return !PLAIN.contains(&name) && !REMARKS.contains(&name) && !name.contains(['%', '~']);
+            return !PLAIN.contains(&name) && !REMARKS.contains(&name) && !name.contains(['%', '~', '+']);
         }
     }
     true

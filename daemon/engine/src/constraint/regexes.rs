@@ -117,7 +117,7 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// What a step of the lexer may take at most, over all expressions of a grammar. The library counts its work, and looks at the
+/// What a step of the lexer may take at most, over all expressions of a grammar, or so many of them as are too much. The library counts its work, and looks at the
 /// count between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
@@ -143,7 +143,7 @@ pub(super) fn too_large_a_step(regexes: &ExprSet) -> Option<String> {
     let Step { n_alternatives, n_combinations } = Step::of(regexes);
     if n_alternatives > N_ALTERNATIVES_MAX {
         return Some(format!(
-            "regular expressions of {n_alternatives} alternatives for a byte: at most {N_ALTERNATIVES_MAX} are taken. Whatever may \
+            "regular expressions of at least {n_alternatives} alternatives for a byte: at most {N_ALTERNATIVES_MAX} are taken. Whatever may \
              be left out has those of what follows as well"
         ));
     }
@@ -194,6 +194,9 @@ impl Step {
         let (mut n_alternatives, mut n_combinations) = (0_u64, 0_u64);
         let mut overlaps = Overlaps { tags, known: HashMap::new() };
         for idx in 1..regexes.len() {
+            if n_alternatives > N_ALTERNATIVES_MAX || n_combinations > N_COMBINATIONS_MAX {
+                break;
+            }
             let regex = ExprRef::new(idx as u32);
             let (tag, parts) = (tag(regexes, regex), regexes.get_args(regex));
             let of = |part: &ExprRef| alternatives[part.as_usize()];

@@ -18,7 +18,7 @@ fn doubled(first: &str, n: usize) -> Grammar {
 #[test]
 fn what_may_be_left_out_over_and_over_is_refused_before_it_is_worked_out() {
     let pattern = |pattern: String| schema(&json!({"type": "string", "pattern": pattern}).to_string());
-    let whole = "the whole of it: regular expressions of";
+    let whole = "the whole of it: regular expressions of at least";
     // The first takes 32 GB, unless it is refused.
     for (grammar, said) in [
         (Grammar::Regex("a?".repeat(128 << 10)), whole),
@@ -96,8 +96,26 @@ fn what_a_schema_says_is_looked_at_wherever_it_stands() {
         let reason = reason(&twice(one, other));
         assert!(reason.starts_with("the schema as a whole: values of \"multipleOf\""), "{reason}");
     }
+    for text in [
+        r##"{"$defs":{"a":{"type":"integer","multipleOf":86400}},"allOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/a"}]}"##,
+        r##"{"properties":{"a":{"multipleOf":65536}},"patternProperties":{"^a$":{"multipleOf":65536}}}"##,
+        r##"{"$defs":{"a":{"multipleOf":65536}},"type":"integer","multipleOf":65536,"$ref":"#/$defs/a"}"##,
+    ] {
+        assert!(
+            reason(&schema(text)).starts_with("the schema as a whole: values of \"multipleOf\""),
+            "{text}"
+        );
+    }
+    let apart = r##"{
+        "$defs": {"a": {"type": "integer", "multipleOf": 86400}},
+        "properties": {
+            "a": {"$ref": "#/$defs/a"}, "b": {"type": "number", "multipleOf": 0.01},
+            "c": {"anyOf": [{"type": "integer", "multipleOf": 65536}, {"type": "null"}]}
+        }
+    }"##;
+    assert!(compile(&schema(apart)).is_ok(), "{:?}", compile(&schema(apart)).err());
     assert!(compile(&twice("6", "10")).is_ok() && compile(&twice("0.5", "60")).is_ok());
-    for to in ["json-schema:///#/examples/0", "#/$defs/a%2Fexamples", "#/properties"] {
+    for to in ["#/allOf/+0/examples", "json-schema:///#/examples/0", "#/$defs/a%2Fexamples", "#/properties"] {
         let text = json!({"$ref": to, "examples": [{}], "$defs": {"a": {"examples": {}}}, "properties": {}});
         assert!(reason(&schema(&text.to_string())).contains("is supported to schemas alone"), "{to}");
     }
