@@ -91,11 +91,11 @@ pub(super) fn check(schema: &Value) -> Result<(), (String, String)> {
     }
 }
 
-/// The same of the first schema within a Lark grammar that has such a keyword, and where it begins.
+/// The first schema within a Lark grammar that is refused: where it begins, and the place and the reason within it.
 pub(super) fn check_in_lark(text: &str) -> Option<(usize, String)> {
     regexes::places_in_lark(text, LARK_JSON).find_map(|at| {
         let mut values = serde_json::Deserializer::from_str(&text[at + LARK_JSON.len()..]).into_iter();
-        // What is no JSON is in the library's way.
+        // What is no JSON the library refuses by itself.
         let schema: Value = values.next()?.ok()?;
         let (place, reason) = check(&schema).err()?;
         Some((at, format!("{place}: {reason}")))
