@@ -59,7 +59,8 @@ pub struct Config {
     pub cache_dir: Option<PathBuf>,
     /// Where guests that clients start by name lie, as `NAME.wasm`; none when absent.
     pub guests_dir: Option<PathBuf>,
-    /// The executable that compiles guests when called with `compile-worker`; this one when absent.
+    /// The executable of the daemon's children, which compile guests, try out grammars, and run guests when called with `compile-worker`,
+    /// `trial-worker`, and `guest-worker`; this one when absent.
     pub compile_exe: Option<PathBuf>,
     /// Whether guests run in threads of the daemon, or those of each user in a process of their own.
     pub isolation: Isolation,

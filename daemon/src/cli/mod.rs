@@ -127,6 +127,19 @@ pub fn main_with(wrap: BackendWrap) -> ExitCode {
     main()
 }
 
+/// Whether this process was started as a child of a daemon in the same program: to compile a guest, to try out a grammar, or to run
+/// guests. A program of its own that has a daemon in it calls [`main`] then.
+#[must_use]
+pub fn is_child() -> bool {
+    #[cfg(target_os = "linux")]
+    const GUEST_WORKER: Option<&str> = Some(crate::isolation::GUEST_WORKER);
+    #[cfg(not(target_os = "linux"))]
+    const GUEST_WORKER: Option<&str> = None;
+    let first = std::env::args().nth(1);
+    let is = |argument| first.as_deref() == Some(argument);
+    is(crate::guest::COMPILE_WORKER) || is(crate::guest::TRIAL_WORKER) || GUEST_WORKER.is_some_and(is)
+}
+
 /// The whole program: reads the command line, does what it says, and says how that went.
 #[must_use]
 pub fn main() -> ExitCode {

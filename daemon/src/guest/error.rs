@@ -78,10 +78,16 @@ pub enum GuestError {
         limit: u64,
     },
     /// The component takes too long to compile.
-    #[error("compiling the component took longer than {limit_ms} ms")]
+    #[error("compiling the component took more than {limit_ms} ms of processors")]
     CompileTimeout {
         /// The most.
         limit_ms: u64,
+    },
+    /// The machine had no time for it. Another time it may have.
+    #[error("compiling the component has not ended after {seconds} seconds: the machine is too busy")]
+    CompileLate {
+        /// After how long.
+        seconds: u64,
     },
     /// The compiling process ended without an answer, as it does when its memory is used up.
     #[error("the compiler ended without a result ({status}); it may use {limit_bytes} bytes of memory")]

@@ -41,10 +41,8 @@ pub struct GuestHostConfig {
     pub limits: GuestLimits,
     /// A folder of the daemon's own for compiled components; made with mode 0700 if it is not there.
     pub cache_dir: PathBuf,
-    /// The executable that becomes the compiling process with the argument [`COMPILE_WORKER`]; the running
+    /// The executable that becomes the daemon's children, with arguments such as [`COMPILE_WORKER`](super::COMPILE_WORKER); the running
     /// executable when `None`.
-    ///
-    /// [`COMPILE_WORKER`]: super::COMPILE_WORKER
     pub compile_exe: Option<PathBuf>,
     /// Whether guests run in the daemon's process or in one of their user's.
     pub isolation: Isolation,

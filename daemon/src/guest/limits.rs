@@ -1,7 +1,5 @@
 //! What a guest may use.
 
-use std::time::Duration;
-
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::{BESIDE_OTHERS, Budget, USER, most_beside_others};
@@ -29,7 +27,8 @@ pub struct GuestLimits {
     pub n_instances: u32,
     /// Bytes of a component.
     pub component_bytes: usize,
-    /// Time to compile one component.
+    /// Processor time to compile one component, of all threads that compile it, in whole seconds upwards; by the clock it may be three
+    /// times that, and ten seconds.
     pub compile_ms: u64,
     /// Bytes of memory that the process that compiles may write to. When absent 2 GiB, or where that is more than a quarter of the machine's
     /// memory, or of what the daemon's control group may have, for all that compile at once, a part of that quarter. In a file 128 MiB
@@ -83,7 +82,7 @@ pub struct GuestLimits {
     /// Time to work out the mask of one draw: counted in steps that take so long on a processor of 2020, not measured.
     pub constraint_mask_ms: u64,
     /// Processor time to compile a grammar, in whole seconds upwards. Grammars of guests that run in the daemon are tried out first, in a
-    /// process of their own that has no more.
+    /// process of their own that has no more; by the clock it may be ten times that, and ten seconds.
     pub constraint_compile_ms: u64,
     /// Bytes of memory to compile a grammar, in such a process.
     pub constraint_memory_bytes: u64,
@@ -256,11 +255,6 @@ impl GuestLimits {
     /// Components of one user that wait to be compiled.
     pub(crate) fn n_compiles_queued_per_user(&self) -> usize {
         self.n_compiles_queued.div_ceil(2)
-    }
-
-    /// Time to compile one component.
-    pub(crate) fn compile_time(&self) -> Duration {
-        Duration::from_millis(self.compile_ms)
     }
 
     /// The most bytes of one piece of a text or a token list. A quarter of what may be in flight, so that a

@@ -8,7 +8,7 @@
 //!   the client (`inbox`).
 //! - Goes out: a [`RunningGuest`]; what the guest sends, under the credit of its client (`io`); how it ended, as a [`GuestEnd`];
 //!   its recording, if one is wanted (`tape`).
-//! - On the way: `compile` and `worker` make code of a component, `cache` and `programs` keep it on disk and in memory,
+//! - On the way: `compile` and, in a process of its own, `worker` make code of a component, `workers` asks such processes, `cache` and `programs` keep it on disk and in memory,
 //!   `flights` sees to it that each component is compiled and loaded once at a time and that users are served fairly;
 //!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
 //!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are
@@ -56,6 +56,7 @@ mod ticker;
 mod trials;
 mod wasi;
 mod worker;
+mod workers;
 
 pub use amounts::Amounts;
 pub(crate) use cache::make_private;

@@ -3,22 +3,19 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt as _;
-use tokio::process::Command;
 use tokio::sync::Semaphore;
 use trellis_engine::account::ActorId;
 use trellis_engine::constraint::{ConstraintError, STACK_BYTES, Trial};
 
 use super::limits::GuestLimits;
-use super::worker::{Answer, TRIAL_WORKER, WorkerTerms, read_answer};
-use crate::allocator::OF_BOUNDED_CHILDREN;
+use super::worker::{Answer, TRIAL_WORKER};
+use super::workers::{Asked, Workers, clock};
+use crate::machine;
 use crate::thread_time::process_time;
-use crate::{machine, spawner};
 
 /// What a process needs beside the grammar: a place for each token of the vocabulary, and itself.
 const OWN_BYTES: u64 = 64 << 20;
@@ -27,9 +24,8 @@ const OWN_BYTES: u64 = 64 << 20;
 const TRIALS_PART: u64 = 8;
 const N_TRIALS: std::ops::RangeInclusive<u64> = 2..=8;
 
-/// By how much longer one may take by the clock than it may compute, and then some: it gives way to others.
-const N_CLOCKS: u32 = 10;
-const MORE_TIME: Duration = Duration::from_secs(10);
+/// The part of a processor that one gets at least, or it fails.
+const N_PARTS: u32 = 10;
 
 /// Grammars that were tried out well and are remembered, twice: a fresh half and one before.
 const N_REMEMBERED: usize = 2_048;
@@ -59,7 +55,7 @@ impl WrittenTrial {
 /// Tries out grammars: one of each user at a time, and so many of all as there is memory for.
 #[derive(Debug)]
 pub(crate) struct Trials {
-    exe: PathBuf,
+    workers: Workers,
     limits: Arc<GuestLimits>,
     places: Semaphore,
     of_users: Mutex<HashMap<ActorId, Weak<Semaphore>>>,
@@ -94,10 +90,19 @@ impl Remembered {
 impl Trials {
     /// With the executable that becomes the process.
     pub(crate) fn new(exe: PathBuf, limits: Arc<GuestLimits>) -> Self {
-        let part = machine::memory_bytes() / TRIALS_PART;
-        let n_places = (part / memory_bytes(&limits)).clamp(*N_TRIALS.start(), *N_TRIALS.end());
-        Self {
+        let cpu = Duration::from_millis(limits.constraint_compile_ms);
+        let workers = Workers {
             exe,
+            argument: TRIAL_WORKER,
+            memory_bytes: limits.constraint_memory_bytes.saturating_add(STACK_BYTES as u64 + OWN_BYTES),
+            cpu,
+            clock: clock(cpu, N_PARTS),
+            answer_bytes_max: ANSWER_BYTES_MAX,
+        };
+        let part = machine::memory_bytes() / TRIALS_PART;
+        let n_places = (part / workers.memory_bytes).clamp(*N_TRIALS.start(), *N_TRIALS.end());
+        Self {
+            workers,
             limits,
             places: Semaphore::new(n_places as usize),
             of_users: Mutex::default(),
@@ -117,10 +122,7 @@ impl Trials {
         let of_user = self.of_user(actor);
         let _turn = of_user.acquire().await.expect("it is never closed");
         let _place = self.places.acquire().await.expect("it is never closed");
-        let clock = self.time().saturating_mul(N_CLOCKS).saturating_add(MORE_TIME);
-        let tried = tokio::time::timeout(clock, self.run_now(trial))
-            .await
-            .map_err(|_| io::Error::other(format!("it has not ended after {} seconds", clock.as_secs())))??;
+        let tried = self.run_now(trial).await?;
         if let Ok(n_bytes) = tried.memory {
             self.remembered().insert(name, n_bytes);
         }
@@ -143,52 +145,25 @@ impl Trials {
     }
 
     async fn run_now(&self, trial: &WrittenTrial) -> io::Result<Tried> {
-        let mut command = Command::new(&self.exe);
-        command
-            .arg(TRIAL_WORKER)
-            .env_clear()
-            .envs(OF_BOUNDED_CHILDREN)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true);
-        let mut child = spawner::start(command).await?;
-        let mut stdin = child.stdin.take().expect("piped");
-        let mut stdout = child.stdout.take().expect("piped");
-        let terms = WorkerTerms {
-            memory_bytes: memory_bytes(&self.limits),
-            cpu_ms: self.limits.constraint_compile_ms.max(1),
-            parent: std::process::id(),
-        };
-        let ask = async {
-            // A child that dies early breaks the pipe; its end says more than that.
-            let _ = stdin.write_all(&terms.encode()).await;
-            let _ = stdin.write_all(&trial.0).await;
-            drop(stdin);
-        };
-        let ((), answer) = tokio::join!(ask, read_answer(&mut stdout, ANSWER_BYTES_MAX));
-        match answer {
-            Ok(Answer::Result(tried)) => rmp_serde::from_slice(&tried)
+        let too_much = || Tried { time: self.workers.cpu, memory: Err(self.too_much()) };
+        match self.workers.ask(&trial.0).await? {
+            Asked::Answered(Answer::Result(tried)) => rmp_serde::from_slice(&tried)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
-            // It is killed as it is dropped.
-            Ok(Answer::Error(_) | Answer::TooLong(_)) => {
+            Asked::Answered(Answer::Error(_) | Answer::TooLong(_)) => {
                 Err(io::Error::other("it does not answer as agreed"))
             }
-            Err(_) => {
-                let status = child.wait().await?;
-                // A signal is the system's, for time or memory; whatever else ends it is no matter of the grammar.
-                if status.code().is_some() {
-                    return Err(io::Error::other(format!("it ended without an answer ({status})")));
-                }
+            Asked::OutOfTime => Ok(too_much()),
+            Asked::Late => Err(io::Error::other("the machine had no time for it")),
+            // A signal is the system's, for memory; whatever else ends it is no matter of the grammar.
+            Asked::Ended { status, .. } if status.code().is_none() => {
                 tracing::debug!(%status, "a grammar was more than it may be");
-                Ok(Tried { time: self.time(), memory: Err(self.too_much()) })
+                Ok(too_much())
+            }
+            Asked::Ended { status, complaint } => {
+                let complaint = complaint.unwrap_or_default();
+                Err(io::Error::other(format!("it ended without an answer ({status}) {complaint}")))
             }
         }
-    }
-
-    /// What one may have of a processor.
-    fn time(&self) -> Duration {
-        Duration::from_millis(self.limits.constraint_compile_ms)
     }
 
     fn too_much(&self) -> ConstraintError {
@@ -200,11 +175,6 @@ impl Trials {
             ),
         }
     }
-}
-
-/// What a process may write to.
-fn memory_bytes(limits: &GuestLimits) -> u64 {
-    limits.constraint_memory_bytes.saturating_add(STACK_BYTES as u64 + OWN_BYTES)
 }
 
 /// What the process does: compiles, and says what that took.

@@ -29,7 +29,7 @@ const ANSWER_HEADER_BYTES: usize = 9;
 pub(crate) struct WorkerTerms {
     /// Bytes of memory that it may write to.
     pub(crate) memory_bytes: u64,
-    /// Time that it may have of processors, in whole seconds upwards; 0 where the daemon's own limit is enough.
+    /// Time that it may have of processors, in whole seconds upwards.
     pub(crate) cpu_ms: u64,
     /// The process that it ends with.
     pub(crate) parent: u32,
@@ -148,17 +148,21 @@ pub(crate) async fn read_answer(
 fn confine(WorkerTerms { memory_bytes, cpu_ms, parent }: WorkerTerms) -> io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-    let lower = |resource, n: u64| {
-        let n = getrlimit(resource).maximum.map_or(n, |maximum| n.min(maximum));
-        setrlimit(resource, Rlimit { current: Some(n), maximum: Some(n) })
+    let lower_to = |resource, n: u64, n_max: u64| {
+        let most = |n: u64| Some(getrlimit(resource).maximum.map_or(n, |maximum| n.min(maximum)));
+        setrlimit(resource, Rlimit { current: most(n), maximum: most(n_max) })
     };
+    let lower = |resource, n| lower_to(resource, n, n);
     lower(Resource::Data, memory_bytes)?;
-    if cpu_ms > 0 {
-        lower(Resource::Cpu, cpu_ms.div_ceil(1_000))?;
-    }
+    // By the first the system sends SIGXCPU, which says what it is for; by the second SIGKILL.
+    let cpu_s = cpu_ms.div_ceil(1_000);
+    lower_to(Resource::Cpu, cpu_s, cpu_s + 1)?;
     lower(Resource::Core, 0)?;
     lower(Resource::Fsize, 0)?;
     rustix::process::nice(NICENESS)?;
+    // A bound of 0 for core files does not keep a system from handing them to a program of its own.
+    #[cfg(target_os = "linux")]
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     // A parent that died before that sends no signal.

@@ -90,6 +90,7 @@ pub(crate) fn refused(error: &GuestError) -> ErrorBody {
         GuestError::CompileTimeout { limit_ms } => {
             body(ErrorCode::CompileFailed).about("compile_ms").with_limit(*limit_ms)
         }
+        GuestError::CompileLate { .. } => body(ErrorCode::Overloaded).about("processors"),
         GuestError::CompilerDied { limit_bytes, .. } => {
             body(ErrorCode::CompileFailed).about("compile_memory_bytes").with_limit(*limit_bytes)
         }

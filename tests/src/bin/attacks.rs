@@ -117,8 +117,8 @@ enum Role {
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    // The daemon is this program, too, and so is what compiles its guests and what they run in.
-    if let Some("serve" | "compile-worker" | "guest-worker") = std::env::args().nth(1).as_deref() {
+    // The daemon is this program, too, and so are the processes that it starts.
+    if trellis::cli::is_child() || std::env::args().nth(1).as_deref() == Some("serve") {
         return trellis::cli::main();
     }
     let told = Told::parse();

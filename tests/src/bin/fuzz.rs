@@ -46,8 +46,8 @@ struct Told {
 }
 
 fn main() -> ExitCode {
-    // The daemon that is fuzzed has guests compiled by a process of this program.
-    if std::env::args().nth(1).as_deref() == Some("compile-worker") {
+    // The daemon starts processes of the program that it is in.
+    if trellis::cli::is_child() {
         return trellis::cli::main();
     }
     let told = Told::parse();

@@ -31,8 +31,8 @@ struct Told {
 }
 
 fn main() -> ExitCode {
-    // The daemon has guests compiled by a process of the program that it is in.
-    if std::env::args().nth(1).as_deref() == Some("compile-worker") {
+    // The daemon starts processes of the program that it is in.
+    if trellis::cli::is_child() {
         return trellis::cli::main();
     }
     match run(&Told::parse()) {

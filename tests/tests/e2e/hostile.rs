@@ -304,6 +304,22 @@ fn grammars_that_cost_too_much() {
     }));
 }
 
+/// What of a processor it takes is counted, and what another process has of it is not.
+#[test]
+fn a_component_that_takes_too_long_to_compile() {
+    block_on(async {
+        let limits = GuestLimits { compile_ms: 1, ..daemons::limits() };
+        let daemon = daemons::start(&Config { limits, ..daemons::config(exe()) });
+        let client = daemon.connect().await.expect("connected");
+        let sums = "(local.set 0 (i64.add (i64.mul (local.get 0) (local.get 0)) (i64.const 7)))".repeat(200);
+        let functions = format!("(func (param i64) {sums})").repeat(4_000);
+        let wasm = wat::parse_str(format!("(component (core module {functions}))")).expect("a component");
+        let body = run(&client, &wasm, with(&[])).await.reason().clone();
+        assert_eq!(parts(&body), ("compile_failed", Some("compile_ms"), Some(1)), "{body:?}");
+        nothing_is_held(&daemon).await;
+    });
+}
+
 #[test]
 fn more_pages_and_tokens_than_there_may_be() {
     block_on(beside_a_neighbour(async {

@@ -69,7 +69,7 @@ impl GuestState {
         let trial = self.beside.run(&self.owner, &self.cpu, write).await?;
         let tried = trials.run(self.owner.actor, &trial).await.map_err(|error| {
             tracing::error!(%error, "a grammar was not tried out");
-            ApiError::EngineFailed(format!("the process that tries out grammars: {error}"))
+            ApiError::EngineFailed("the grammar could not be tried out; another time it may be".to_owned())
         })?;
         self.cpu.add(tried.time);
         Ok(Need::of_tried_grammar(grammar.n_bytes(), tried.memory?))

@@ -180,7 +180,7 @@ clients! {
     }
     /// Twenty components at once that nobody has compiled.
     compile_crowd(site) {
-        let base = Component::new(components::functions(2_000));
+        let base = Component::new(components::functions(1_000));
         let salt = fresh();
         let all = (0..20).map(|i| {
             let component = salted(&base, salt.wrapping_add(i));
