@@ -32,3 +32,4 @@ mod spawner;
 mod tasks;
 mod thread_time;
 mod totals;
+mod user_places;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,7 @@ use super::worker::{Answer, TRIAL_WORKER};
 use super::workers::{Asked, Workers, clock};
 use crate::machine;
 use crate::thread_time::process_time;
+use crate::user_places::UserPlaces;
 
 /// What a process needs beside the grammar: a place for each token of the vocabulary, and itself.
 const OWN_BYTES: u64 = 64 << 20;
@@ -58,7 +59,7 @@ pub(crate) struct Trials {
     workers: Workers,
     limits: Arc<GuestLimits>,
     places: Semaphore,
-    of_users: Mutex<HashMap<ActorId, Weak<Semaphore>>>,
+    of_users: UserPlaces,
     remembered: Mutex<Remembered>,
 }
 
@@ -105,7 +106,7 @@ impl Trials {
             workers,
             limits,
             places: Semaphore::new(n_places as usize),
-            of_users: Mutex::default(),
+            of_users: UserPlaces::new(1),
             remembered: Mutex::default(),
         }
     }
@@ -119,7 +120,7 @@ impl Trials {
         if let Some(n_bytes) = self.remembered().get(&name) {
             return Ok(Tried { time: Duration::ZERO, memory: Ok(n_bytes) });
         }
-        let of_user = self.of_user(actor);
+        let of_user = self.of_users.of(actor);
         let _turn = of_user.acquire().await.expect("it is never closed");
         let _place = self.places.acquire().await.expect("it is never closed");
         let tried = self.run_now(trial).await?;
@@ -131,17 +132,6 @@ impl Trials {
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn of_user(&self, actor: ActorId) -> Arc<Semaphore> {
-        let mut of_users = self.of_users.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turns) = of_users.get(&actor).and_then(Weak::upgrade) {
-            return turns;
-        }
-        of_users.retain(|_, turns| turns.strong_count() > 0);
-        let turns = Arc::new(Semaphore::new(1));
-        of_users.insert(actor, Arc::downgrade(&turns));
-        turns
     }
 
     async fn run_now(&self, trial: &WrittenTrial) -> io::Result<Tried> {

@@ -211,6 +211,15 @@ impl Spent {
         self.by_user.clear();
     }
 
+    /// Another turn: what a user's commands cost beyond what they may in one is for the next to make up for.
+    fn begin_turn(&mut self) {
+        self.by_guest.clear();
+        self.by_user.retain(|_, ns| {
+            *ns = ns.saturating_sub(OF_USER_NS);
+            *ns > 0
+        });
+    }
+
     fn add(&mut self, caller: CallerId, users: &Users, price_ns: u64) {
         if price_ns > 0 {
             *self.by_guest.entry(caller).or_default() += price_ns;
@@ -300,10 +309,13 @@ impl Inbox {
     /// What has come in by now and no more: guests that ask faster than they are answered would keep the engine from
     /// computing. `favoured` is a user for whom the device waits.
     pub(super) fn inputs(&mut self, favoured: Option<ActorId>) -> Taken<'_> {
-        // Nobody waits for what a lone user asks.
-        if self.n_turns == 0 || self.n_turns >= N_TURNS_AT_ONCE || !self.users.are_several() {
+        if !self.users.are_several() {
+            // Nobody waits for what a lone user asks.
             self.n_turns = 0;
             self.spent.clear();
+        } else if self.n_turns == 0 || self.n_turns >= N_TURNS_AT_ONCE {
+            self.n_turns = 0;
+            self.spent.begin_turn();
         }
         self.n_turns += 1;
         self.spent.favoured = favoured;

@@ -178,6 +178,12 @@ impl Tokenizer {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
+    /// Bytes of these tokens as decoding shows them, before what is not UTF-8 becomes U+FFFD.
+    #[must_use]
+    pub fn n_bytes_shown(&self, tokens: &[Token], specials: SpecialText) -> usize {
+        tokens.iter().map(|&token| self.visible_bytes(token, specials).len()).sum()
+    }
+
     /// The bytes of a token as decoding shows them.
     pub(crate) fn visible_bytes(&self, token: Token, specials: SpecialText) -> &[u8] {
         match specials {

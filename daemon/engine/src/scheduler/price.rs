@@ -18,6 +18,10 @@ const NS_PER_PAGE: u64 = 50;
 const NS_PER_SHARED_PAGE: u64 = 1;
 /// An eviction of a context that is copied: some ten numbers of each.
 const NS_PER_EVICTION: u64 = 10;
+/// An eviction that is to take effect, beside a look at each page.
+const NS_PER_EVICTION_DUE: u64 = 200;
+/// A token of a hypothesis that is placed anew: it is compared with others, hashed and written down.
+const NS_PER_TOKEN_PLACED: u64 = 5;
 /// Bytes of a mask that are copied for the device in a nanosecond.
 const MASK_BYTES_PER_NS: u64 = 16;
 
@@ -65,12 +69,14 @@ impl Scheduler {
             }
             Operation::Edit { id, edit }
             | Operation::Ask { id, edit, .. }
-            | Operation::Run { id, edit, .. } => base + self.edit_ns(*id, edit),
+            | Operation::Run { id, edit, .. } => base + self.edit_ns(*id, edit) + self.due_ns(*id),
             Operation::DrawTogether { members, .. } | Operation::Mix { members, .. } => {
-                members.iter().map(|(id, edit)| base + self.edit_ns(*id, edit)).sum()
+                members.iter().map(|(id, edit)| base + self.edit_ns(*id, edit) + self.due_ns(*id)).sum()
             }
             Operation::SearchBeams(asked) => {
-                base * (1 + asked.contexts.len() as u64) + self.edit_ns(asked.base, &asked.edit)
+                base * (1 + asked.contexts.len() as u64)
+                    + self.edit_ns(asked.base, &asked.edit)
+                    + NS_PER_TOKEN_PLACED * asked.search.n_appended() as u64
             }
             Operation::Save { id, edit, name, .. } => {
                 let context = self.contexts.get(id);
@@ -130,6 +136,12 @@ impl Scheduler {
 
     fn n_pages_of(&self, id: ContextId) -> u64 {
         self.contexts.get(&id).map_or(0, |context| context.kv.blocks().len() as u64)
+    }
+
+    /// What it takes to have evictions take effect in the step that computes what is before them.
+    fn due_ns(&self, id: ContextId) -> u64 {
+        let Some(context) = self.contexts.get(&id) else { return 0 };
+        context.kv.n_evictions_due() as u64 * (NS_PER_EVICTION_DUE + context.kv.blocks().len() as u64)
     }
 
     fn edit_ns(&self, id: ContextId, edit: &Edit) -> u64 {

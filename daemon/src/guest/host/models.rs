@@ -127,8 +127,14 @@ impl HostModel for GuestState {
         let model = self.table.get(&model)?.model.clone();
         check_tokens(&model, &tokens)?;
         let n_tokens = tokens.len();
+        // It is held twice as it is made, and what is no text becomes three bytes for each.
+        let most = 4 * model.model().tokenizer.n_bytes_shown(&tokens, SpecialText::Skip);
+        let paid = self.pay_for_call(size_of_val(&*tokens) + most)?;
         let decode = move || model.model().tokenizer.decode(&tokens, SpecialText::Skip);
-        Ok(self.work(n_tokens, decode).await)
+        let text = self.work(n_tokens, decode).await;
+        drop(paid);
+        self.pay_for_answer(text.len())?;
+        Ok(text)
     }
 
     fn token_bytes(&mut self, model: Resource<GuestModel>, token: u32) -> Result<Vec<u8>, HostError> {

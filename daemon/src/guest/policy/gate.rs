@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_engine::account::Account;
@@ -51,6 +51,8 @@ pub(crate) struct Closed<'a> {
 /// The policy between one guest and its client.
 pub(crate) struct Gate {
     instance: Mutex<Instance>,
+    /// Those of its user.
+    places: Arc<Semaphore>,
     about: PolicedGuest,
     /// Who pays for what goes through.
     account: Arc<Account>,
@@ -69,12 +71,14 @@ impl std::fmt::Debug for Gate {
 impl Gate {
     pub(super) fn new(
         instance: Instance,
+        places: Arc<Semaphore>,
         about: PolicedGuest,
         account: Arc<Account>,
         limits: &GuestLimits,
     ) -> Self {
         Self {
             instance: Mutex::new(instance),
+            places,
             about,
             account,
             piece_bytes: limits.output_piece_bytes(),
@@ -84,13 +88,19 @@ impl Gate {
         }
     }
 
+    /// The instance, once it is this guest's turn and its user's.
+    async fn turn(&self) -> (MutexGuard<'_, Instance>, SemaphorePermit<'_>) {
+        let instance = self.instance.lock().await;
+        (instance, self.places.acquire().await.expect("it is never closed"))
+    }
+
     /// The guest's arguments, as the policy lets them through.
     pub(crate) async fn arguments(&self, arguments: Vec<String>) -> Result<Vec<String>, Ruling> {
         self.received(wit::Input::Arguments(arguments)).await
     }
 
     async fn received(&self, input: wit::Input) -> Result<Vec<String>, Ruling> {
-        match self.instance.lock().await.received(&self.about, &input).await? {
+        match self.turn().await.0.received(&self.about, &input).await? {
             wit::Ruling::Pass => Ok(match input {
                 wit::Input::Arguments(arguments) => arguments,
                 wit::Input::Message(text) => vec![text],
@@ -127,7 +137,7 @@ impl Gate {
     }
 
     async fn verdict(&self, output: wit::Output) -> Result<Vec<wit::Output>, Ruling> {
-        match self.instance.lock().await.emitted(&self.about, &output).await? {
+        match self.turn().await.0.emitted(&self.about, &output).await? {
             wit::Verdict::Pass => Ok(vec![output]),
             wit::Verdict::Replace(outputs) => Ok(outputs),
             wit::Verdict::End(reason) => Err(Ruling::Ended(cut(&reason, REASON_BYTES_MAX))),
@@ -189,7 +199,7 @@ impl Gate {
             None => wit::Outcome::Finished,
             Some(code) => wit::Outcome::Failed(code.to_owned()),
         };
-        let outputs = self.instance.lock().await.ended(&self.about, used, &outcome).await?;
+        let outputs = self.turn().await.0.ended(&self.about, used, &outcome).await?;
         self.outputs(outputs, "ended", LogLevel::Info)
     }
 

@@ -21,7 +21,7 @@ mod state;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trellis_engine::account::{Account, Budget};
+use trellis_engine::account::{Account, ActorId, Budget};
 use trellis_engine::model::Model;
 use trellis_engine::sampling::Operator;
 use trellis_engine::sampling::program::RowShape;
@@ -43,6 +43,10 @@ use super::limits::GuestLimits;
 use super::runtime::compiling_engine;
 use super::ticker::Ticker;
 use super::wasi;
+use crate::user_places::UserPlaces;
+
+/// The part of the processors that calls for one user may take, and one in any case.
+const PART_OF_PROCESSORS: usize = 2;
 
 /// A policy that has begun once, and may for every guest.
 pub struct Policy {
@@ -52,6 +56,8 @@ pub struct Policy {
     guest_limits: GuestLimits,
     pre: PolicyPre<PolicyState>,
     ticker: Ticker,
+    /// Its calls for one user take no more processors than these: they are nobody's time but the daemon's.
+    places: UserPlaces,
 }
 
 impl std::fmt::Debug for Policy {
@@ -125,7 +131,9 @@ impl Policy {
         let pre = linker.instantiate_pre(&component).and_then(PolicyPre::new).map_err(wrong_type)?;
         let ticker = Ticker::start(&engine, || ())?;
         let (settings, guest_limits) = (settings.clone(), guest_limits.clone());
-        Ok(Self { path, hash, settings, guest_limits, pre, ticker })
+        let n_processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let places = UserPlaces::new((n_processors / PART_OF_PROCESSORS).max(1));
+        Ok(Self { path, hash, settings, guest_limits, pre, ticker, places })
     }
 
     /// What it was configured by.
@@ -190,7 +198,12 @@ impl Policy {
         about: PolicedGuest,
         account: &Arc<Account>,
     ) -> Result<Gate, PolicyFailure> {
-        Ok(Gate::new(self.instance(account).await?, about, account.clone(), &self.guest_limits))
+        let places = self.places.of(ActorId(about.uid));
+        let instance = {
+            let _place = places.acquire().await.expect("it is never closed");
+            self.instance(account).await?
+        };
+        Ok(Gate::new(instance, places, about, account.clone(), &self.guest_limits))
     }
 }
 

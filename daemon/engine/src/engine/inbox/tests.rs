@@ -112,6 +112,26 @@ fn a_crowd_of_one_of_two_users_has_what_a_user_has() {
 }
 
 #[test]
+fn a_command_that_takes_many_turns_is_made_up_for_beside_others() {
+    let (_sender, mut inbox) = crowd(2);
+    let n_of_first = |inbox: &mut Inbox, ns: u64| {
+        let (mut inputs, mut n, mut last_ns) = (inbox.inputs(None), 0, 0);
+        while inputs.next(last_ns).is_some() {
+            let is_first = inputs.last.0 % 2 == 1;
+            n += usize::from(is_first);
+            last_ns = if is_first { ns } else { 0 };
+        }
+        inbox.end_turn(false);
+        n
+    };
+    assert_eq!(n_of_first(&mut inbox, 5 * OF_USER_NS), 1, "one goes through whatever it costs");
+    for _ in 0..4 {
+        assert_eq!(n_of_first(&mut inbox, LONG_NS), 0);
+    }
+    assert_eq!(n_of_first(&mut inbox, LONG_NS), 3, "it has been made up for");
+}
+
+#[test]
 fn while_the_device_waits_for_a_user_others_have_little() {
     let (_sender, mut inbox) = crowd(2);
     let mut inputs = inbox.inputs(Some(ActorId(1)));

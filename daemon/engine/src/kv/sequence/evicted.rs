@@ -149,6 +149,11 @@ impl Sequence {
         if self.is_holed() { 0 } else { start / PAGE_LEN }
     }
 
+    /// Evictions that take effect once all before them is computed.
+    pub(crate) fn n_evictions_due(&self) -> usize {
+        self.holed.as_ref().map_or(0, |holed| holed.evictions.list().len() - holed.n_applied)
+    }
+
     /// Evictions that it keeps.
     pub(crate) fn n_evictions(&self) -> usize {
         self.evictions().map_or(0, |evictions| evictions.list().len())
@@ -297,10 +302,11 @@ impl Sequence {
 
     /// Lets the evictions take effect before which all is computed.
     pub(super) fn apply_due(&mut self, pages: &mut PageTable) {
-        while let Some(holed) = &mut self.holed {
-            if holed.next_at().is_none_or(|at| at > self.n_computed) {
-                return;
-            }
+        // What lies before this index is where it was.
+        let mut first_changed = None;
+        while let Some(holed) = &mut self.holed
+            && holed.next_at().is_some_and(|at| at <= self.n_computed)
+        {
             let eviction = holed.evictions.list()[holed.n_applied];
             let numbers = eviction.numbers();
             self.n_keys = self.n_keys.min(numbers.start / PAGE_LEN);
@@ -308,9 +314,13 @@ impl Sequence {
             let gone = holed.cells.hide(indices.clone());
             holed.gaps.apply(&eviction);
             holed.n_applied += 1;
-            holed.list_from(indices.start, &self.tokens, &mut pages.tokens);
-            holed.find_stretches();
+            first_changed =
+                Some(first_changed.map_or(indices.start, |first: usize| first.min(indices.start)));
             self.release_blocks(&gone, pages);
+        }
+        if let (Some(first_changed), Some(holed)) = (first_changed, &mut self.holed) {
+            holed.list_from(first_changed, &self.tokens, &mut pages.tokens);
+            holed.find_stretches();
             self.trim(pages);
             self.unbundle_unwritten(pages);
         }

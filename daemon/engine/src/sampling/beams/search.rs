@@ -128,10 +128,14 @@ impl Search {
         (self.chains.len() * LINK_BYTES) as u64
     }
 
+    /// Tokens that its hypotheses are about to append.
+    pub(crate) fn n_appended(&self) -> usize {
+        self.live.iter().map(|hypothesis| hypothesis.row.appended.len()).sum()
+    }
+
     /// The same in tokens, with what its hypotheses are about to append.
     pub(crate) fn n_tokens(&self) -> usize {
-        let n_appended: usize = self.live.iter().map(|hypothesis| hypothesis.row.appended.len()).sum();
-        n_appended + self.n_bytes() as usize / size_of::<Token>()
+        self.n_appended() + self.n_bytes() as usize / size_of::<Token>()
     }
 
     /// Candidates of each row that a step needs, of a vocabulary of this size.
