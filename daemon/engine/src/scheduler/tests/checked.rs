@@ -41,7 +41,12 @@ impl Scheduler {
         let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();
         for context in self.contexts.values() {
             let n_blocks_max = context.kv.n_blocks_until(context.n_tokens_expected());
-            assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
+            let (n_blocks, n_tokens) = (context.kv.blocks().len(), context.n_tokens_expected());
+            assert!(
+                n_blocks <= n_blocks_max,
+                "a page that no token needs: {n_blocks} of {n_blocks_max} for {n_tokens} tokens, {:?}",
+                context.kv
+            );
         }
         for kv in self.kvs() {
             assert!(kv.n_computed <= kv.tokens.len());
