@@ -221,8 +221,14 @@ impl Scheduler {
         self.stop_work(id, edit.n_pulled);
         self.spares.remove(id);
         let Some(context) = self.contexts.get_mut(&id) else { return Ok(()) };
-        context.check_edit(&edit)?;
-        context.edit(&edit, self.limits.n_positions_max, &mut self.pages)
+        let edited = context
+            .check_edit(&edit)
+            .and_then(|()| context.edit(&edit, self.limits.n_positions_max, &mut self.pages));
+        if edited.is_err() {
+            // A page for what was being drawn is not the guest's to pay for.
+            context.kv.forget_unwritten(&mut self.pages);
+        }
+        edited
     }
 
     /// Ends what the context does; its guest has had so many tokens of a run.
