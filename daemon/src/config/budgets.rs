@@ -1,7 +1,7 @@
 //! What the guests of a session, of a user and of the daemon may use together.
 
 use documented::DocumentedFields;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use trellis_engine::account::Budget;
 
 /// Budgets around those of single guests, each inside the next.
@@ -9,17 +9,19 @@ use trellis_engine::account::Budget;
 #[serde(default, deny_unknown_fields)]
 pub struct Budgets {
     /// All guests of one connection.
+    #[serde(deserialize_with = "of_session")]
     pub session: SharedBudget,
     /// All guests of one user, and what they saved.
+    #[serde(deserialize_with = "of_user")]
     pub user: SharedBudget,
     /// All guests of all users. Beside others a user has no more pages, contexts and host memory than it leaves to the next one,
     /// where its own limit is below this one; where it is not, one user may have all.
+    #[serde(deserialize_with = "of_daemon")]
     pub daemon: SharedBudget,
 }
 
 /// The most of each resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, DocumentedFields)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, DocumentedFields)]
 pub struct SharedBudget {
     /// Tokens computed while the session, or the daemon, lasts.
     pub n_tokens: u64,
@@ -35,6 +37,39 @@ pub struct SharedBudget {
     /// `process_memory_bytes` leaves beside what such a process needs for itself. Beside others a user has no more than is left
     /// for the next one: of users who take all that they can get, at once two have a third each, three a quarter.
     pub host_bytes: Option<u64>,
+}
+
+/// What a file sets of a level; the rest is what that level has by default, which is not the same for each.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    n_tokens: Option<u64>,
+    n_pages: Option<u64>,
+    n_contexts: Option<u64>,
+    host_bytes: Option<u64>,
+}
+
+impl Written {
+    fn over(self, level: SharedBudget) -> SharedBudget {
+        SharedBudget {
+            n_tokens: self.n_tokens.unwrap_or(level.n_tokens),
+            n_pages: self.n_pages.unwrap_or(level.n_pages),
+            n_contexts: self.n_contexts.unwrap_or(level.n_contexts),
+            host_bytes: self.host_bytes.or(level.host_bytes),
+        }
+    }
+}
+
+fn of_session<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SharedBudget, D::Error> {
+    Written::deserialize(deserializer).map(|written| written.over(Budgets::default().session))
+}
+
+fn of_user<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SharedBudget, D::Error> {
+    Written::deserialize(deserializer).map(|written| written.over(Budgets::default().user))
+}
+
+fn of_daemon<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SharedBudget, D::Error> {
+    Written::deserialize(deserializer).map(|written| written.over(Budgets::default().daemon))
 }
 
 /// Bytes of host memory for each level.
@@ -100,6 +135,18 @@ impl Budgets {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_said_of_a_level_is_that_levels_own() {
+        let defaults = Budgets::default();
+        for level in ["session", "user", "daemon"] {
+            let empty: Budgets = toml::from_str(&format!("[{level}]")).expect("valid");
+            assert_eq!(empty, defaults, "{level}");
+        }
+        let told: Budgets = toml::from_str("[session]\nn_pages = 7\n[daemon]\nn_tokens = 9").expect("valid");
+        assert_eq!(told.session, SharedBudget { n_pages: 7, ..defaults.session });
+        assert_eq!(told.daemon, SharedBudget { n_tokens: 9, ..defaults.daemon });
+    }
 
     #[test]
     fn what_is_not_said_is_a_part_of_what_lies_around() {
