@@ -2,8 +2,10 @@
 
 mod budgets;
 pub(crate) mod classes;
+mod example;
 mod file;
 mod isolation;
+mod settings;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use trellis_engine::model::Dtype;
 pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
+pub(crate) use self::example::example;
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
 use crate::guest::{COMPILE_BYTES_LEAST, GuestLimits, OWN_BYTES, PolicySettings};

@@ -379,6 +379,17 @@ impl Daemon {
         }
     }
 
+    /// Takes on no more work and waits for what there is, for as long as `sessions.drain_ms` says; does not stop the daemon.
+    pub async fn drain(&self) {
+        self.sessions.drain().await;
+    }
+
+    /// How long [`Self::drain`] waits at most, and for how many guests, uploads and loads.
+    #[must_use]
+    pub fn drains(&self) -> (Duration, usize) {
+        (self.sessions.drain_time(), self.sessions.n_at_work())
+    }
+
     /// Stops the daemon when cancelled.
     #[must_use]
     pub fn shutdown(&self) -> &CancellationToken {

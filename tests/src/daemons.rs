@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use trellis::config::{Config, Device, DtypeChoice, Isolation};
 use trellis::daemon::{Daemon, Seams};
 use trellis::guest::GuestLimits;
+use trellis::session::SessionLimits;
 use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
 use trellis_engine::{EngineStats, Port};
 
@@ -40,6 +41,8 @@ pub fn config(exe: &str) -> Config {
         compile_exe: Some(exe),
         limits: limits(),
         isolation: isolation(),
+        // Most tests end their daemons beside guests that never end.
+        sessions: SessionLimits { drain_ms: 0, ..SessionLimits::default() },
         ..Config::default()
     };
     match device() {
@@ -256,13 +259,26 @@ impl Served {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("trellis.toml"), text).expect("the settings are written");
         let mut served = Self { child: serve(exe, folder.path(), environment), exe: exe.into(), folder };
+        served.becomes_ready();
+        served
+    }
+
+    /// Starts another daemon in the place of one that has ended.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn start_again(&mut self) {
+        self.child = serve(&self.exe.to_string_lossy(), self.folder.path(), &[]);
+        self.becomes_ready();
+    }
+
+    fn becomes_ready(&mut self) {
         let begun = Instant::now();
-        while !output(&mut served.trellis(&["info"])).status.success() {
-            let status = served.child.try_wait().expect("the child can be asked");
+        while !output(&mut self.trellis(&["info"])).status.success() {
+            let status = self.child.try_wait().expect("the child can be asked");
             assert!(status.is_none() && begun.elapsed() < PATIENCE, "the daemon is not ready: {status:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
-        served
     }
 
     /// The socket.

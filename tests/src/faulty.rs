@@ -20,6 +20,8 @@ pub enum Fault {
     Device,
     /// The backend panics.
     Panic,
+    /// It never comes back.
+    Hang,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,9 @@ impl Faults {
             Fault::Call => error(Damage::Call),
             Fault::Device => error(Damage::Device),
             Fault::Panic => panic!("an injected panic in {call}"),
+            Fault::Hang => loop {
+                std::thread::park();
+            },
         }
     }
 }
@@ -101,6 +106,7 @@ pub fn wrap_from_environment() -> Option<BackendWrap> {
         "call" => Fault::Call,
         "device" => Fault::Device,
         "panic" => Fault::Panic,
+        "hang" => Fault::Hang,
         _ => panic!("{ENVIRONMENT}={text:?}"),
     };
     let faults = Faults::default();

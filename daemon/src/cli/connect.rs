@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tokio::io::AsyncReadExt;
 use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
-use super::output::{Format, note};
+use super::output::{Format, note, remark};
 use super::progress::{ProgressDisplay, Unit};
 use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice};
@@ -17,6 +18,9 @@ use crate::guest::check_format;
 
 /// Bytes of a file that tell whether it is a component.
 const N_BYTES_BEGUN: u64 = 4 << 10;
+
+/// After so long it is said what is waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Where the environment names a socket.
 const SOCKET_VARIABLE: &str = "TRELLIS_SOCKET";
@@ -55,10 +59,21 @@ impl SocketArgs {
     /// # Errors
     /// None is running, or it cannot be talked to.
     pub(crate) async fn connect(&self) -> Result<Client, CliError> {
-        Ok(match self.named() {
-            Some(socket) => Client::connect_to(&socket).await?,
-            None => Client::connect().await?,
-        })
+        let named = self.named();
+        let connect = async {
+            match &named {
+                Some(socket) => Client::connect_to(socket).await,
+                None => Client::connect().await,
+            }
+        };
+        let mut connecting = std::pin::pin!(connect);
+        match tokio::time::timeout(SILENCE_MAX, &mut connecting).await {
+            Ok(client) => Ok(client?),
+            Err(_) => {
+                remark("waiting for the daemon, which starts or has much to do");
+                Ok(connecting.await?)
+            }
+        }
     }
 }
 
@@ -230,15 +245,27 @@ fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
 /// # Errors
 /// A model, the device or the sandbox cannot be used.
 pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, CliError> {
+    start_told(config, format, |_| {}).await
+}
+
+/// As [`start`]; `tell` hears as well how far it is.
+pub(crate) async fn start_told(
+    config: &Config,
+    format: Format,
+    tell: impl Fn(&LoadProgress) + Send + Sync + 'static,
+) -> Result<Daemon, CliError> {
     let progress = Arc::new(ProgressDisplay::new(format));
     progress.update("starting", Unit::Items, 0, 0);
     let (config, reports) = (config.clone(), progress.clone());
     let mut starting = tokio::task::spawn_blocking(move || {
-        let report = |loading| match loading {
-            LoadProgress::Loading { model, done_bytes, total_bytes } => {
-                reports.update(&format!("loading {model}"), Unit::Bytes, done_bytes, total_bytes);
+        let report = |loading| {
+            tell(&loading);
+            match loading {
+                LoadProgress::Loading { model, done_bytes, total_bytes } => {
+                    reports.update(&format!("loading {model}"), Unit::Bytes, done_bytes, total_bytes);
+                }
+                LoadProgress::Ready => reports.finish(),
             }
-            LoadProgress::Ready => reports.finish(),
         };
         let seams = Seams { wrap: super::WRAP.get().cloned(), ..Seams::default() };
         Daemon::start_with(&config, seams, &report).map_err(Box::new)

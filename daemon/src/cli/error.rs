@@ -45,6 +45,9 @@ pub(crate) enum CliError {
     /// The guest was started and did not end well.
     #[error("{0}")]
     Guest(Box<ErrorBody>),
+    /// The daemon goes down, and has not started the guest.
+    #[error("{0}")]
+    NotBegun(Box<ErrorBody>),
     /// A replay came to nothing.
     #[error("{0}")]
     NotCompared(Box<ErrorBody>),
@@ -90,6 +93,20 @@ pub(crate) enum CliError {
     UnknownGuest { name: String, known: Vec<String> },
     #[error("no limit has {name:?} in its name; `trellis limits` lists all")]
     NoSuchLimit { name: String },
+    #[error("{} is of a package, which installs and removes the service", unit.display())]
+    ServiceOfPackage { unit: PathBuf },
+    #[error("the service is not installed")]
+    NoService,
+    #[error("the service does not run")]
+    ServiceDown,
+    #[error("this machine is not run by systemd")]
+    NoSystemd,
+    #[error("services are for root to manage")]
+    NotRoot,
+    #[error("`{line}` failed ({status}){}{complaint}", if complaint.is_empty() { "" } else { ": " })]
+    NotManaged { line: String, status: ExitStatus, complaint: String },
+    #[error("no setting has {name:?} in its name; `trellis config show` lists all")]
+    NoSuchSetting { name: String },
     #[error("cargo is needed to build a guest and is not installed")]
     NoCargo,
     #[error("the Rust target {target} is missing, and there is no rustup to add it")]
@@ -178,13 +195,17 @@ impl CliError {
         match self {
             Self::OutputClosed => 0,
             Self::Device(_) | Self::ModelLeaves { .. } => TRY_AGAIN,
-            Self::Guest(body) | Self::NotCompared(body) if body.code.is_retryable() => TRY_AGAIN,
+            Self::Guest(body) | Self::NotCompared(body) | Self::NotBegun(body)
+                if body.code.is_retryable() =>
+            {
+                TRY_AGAIN
+            }
             Self::Client(error) if error.is_retryable() => TRY_AGAIN,
-            Self::Guest(_) | Self::NotCompared(_) => GUEST_FAILED,
+            Self::Guest(_) | Self::NotCompared(_) | Self::NotBegun(_) => GUEST_FAILED,
             Self::TestsFailed => TESTS_FAILED,
             Self::Different(_) => DIFFERENT,
             Self::Bench(error) => error.exit_code(),
-            Self::Unhealthy => UNHEALTHY,
+            Self::Unhealthy | Self::ServiceDown => UNHEALTHY,
             Self::Interrupted => INTERRUPTED,
             _ => CANNOT,
         }
@@ -234,6 +255,11 @@ impl CliError {
                 "stop it with `trellis stop --daemon`, or give this one another place with --socket"
             }
             Self::NoSocketPlace => "give a place with --socket /absolute/path/trellis.sock",
+            Self::ServiceOfPackage { .. } => "use `systemctl` with it: `systemctl restart trellis`",
+            Self::NoService => "`sudo trellis service install` does that",
+            Self::ServiceDown => "`journalctl -u trellis` says why, `sudo systemctl start trellis` starts it",
+            Self::NoSystemd => "have whatever watches over services run `trellis serve --config FILE`",
+            Self::NotRoot => "run it again with `sudo`",
             Self::NotACrate { .. } | Self::NotAComponent { source: GuestError::NotWasm { .. }, .. } => {
                 "give a folder with a Cargo.toml, a .wasm component, or an example's name"
             }

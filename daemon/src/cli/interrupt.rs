@@ -1,6 +1,7 @@
 //! Ctrl-C, and what a service manager sends.
 
 use std::io;
+use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
@@ -9,7 +10,11 @@ use super::error::{CliError, INTERRUPTED};
 /// Watches for interrupts: the first asks the command to end, the second ends the process. A hang-up, which comes when the
 /// terminal closes, is one that asks and never the second: the shell and the system may both send it.
 #[derive(Clone, Debug)]
-pub(crate) struct Interrupts(CancellationToken);
+pub(crate) struct Interrupts {
+    first: CancellationToken,
+    /// Where somebody waits for the second, the third ends the process.
+    second: Arc<OnceLock<CancellationToken>>,
+}
 
 impl Interrupts {
     /// Starts to watch. From here on an interrupt no longer kills the process by itself.
@@ -19,21 +24,30 @@ impl Interrupts {
     pub(crate) fn watch() -> Result<Self, CliError> {
         let failed = |source| CliError::Io { doing: "watch for interrupts".to_owned(), source };
         let mut signals = Signals::new().map_err(failed)?;
-        let first = CancellationToken::new();
-        let token = first.clone();
+        let interrupts = Self { first: CancellationToken::new(), second: Arc::default() };
+        let Self { first, second } = interrupts.clone();
         tokio::spawn(async move {
             signals.first().await;
-            token.cancel();
+            first.cancel();
             signals.second().await;
+            if let Some(second) = second.get() {
+                second.cancel();
+                signals.second().await;
+            }
             // The command may be stuck in a write that is never read; nothing can be cleaned up any more.
             std::process::exit(i32::from(INTERRUPTED));
         });
-        Ok(Self(first))
+        Ok(interrupts)
     }
 
     /// Resolves with the first interrupt, and at once after it.
     pub(crate) async fn first(&self) {
-        self.0.cancelled().await;
+        self.first.cancelled().await;
+    }
+
+    /// Resolves with the second interrupt, which from here on does not end the process.
+    pub(crate) async fn second(&self) {
+        self.second.get_or_init(CancellationToken::new).cancelled().await;
     }
 
     /// Runs a future to its end, or drops it at the first interrupt.

@@ -17,6 +17,7 @@ mod cargo;
 mod changes;
 mod chat;
 mod check;
+mod config;
 mod connect;
 mod doctor;
 mod error;
@@ -25,6 +26,7 @@ mod input;
 mod interrupt;
 mod limits;
 mod load;
+mod manager;
 mod models;
 mod new;
 mod output;
@@ -39,6 +41,7 @@ mod screen;
 mod seconds;
 mod seed;
 mod serve;
+mod service;
 mod stop;
 mod table;
 mod test;
@@ -98,6 +101,8 @@ enum Command {
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
     Limits(limits::LimitsArgs),
+    Config(config::ConfigArgs),
+    Service(service::ServiceArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// The process that compiles one component over its standard streams
@@ -192,6 +197,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
         Command::Limits(args) => limits::limits(args, format).await,
+        Command::Config(args) => config::config(args, format),
+        Command::Service(args) => service::service(args, format),
         Command::Doctor(args) => doctor::doctor(args, format).await,
         Command::Bench(args) => bench::bench(args, format).await,
         Command::CompileWorker | Command::TrialWorker => unreachable!("it runs without a runtime"),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
@@ -13,7 +13,7 @@ use super::connect::{Found, Home, HomeArgs, read_component};
 use super::error::CliError;
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
-use super::output::Format;
+use super::output::{self, Format};
 use super::profile::Profiling;
 use super::record::Recording;
 use super::resolve::{self, Named};
@@ -115,7 +115,11 @@ struct Kept {
     profiling: Option<Profiling>,
 }
 
-/// Finds, builds and runs a guest.
+/// How long a daemon that was restarted may take to come, after the drain of the one before.
+const SUCCESSOR_TIME: Duration = Duration::from_secs(120);
+const SUCCESSOR_PAUSE: Duration = Duration::from_millis(200);
+
+/// Finds, builds and runs a guest. One that a daemon refuses because it is about to go down is started in the next.
 ///
 /// # Errors
 /// Whatever keeps it from starting, or [`CliError::Guest`] for what it ended with.
@@ -129,13 +133,64 @@ pub(crate) async fn start(
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
     let named = resolve::resolve(word, &resolve::example_folders())?;
-    let (home, program) = interrupts
+    let (mut found, program) = interrupts
         .stop(async {
             let program = program(&named, format).await?;
             Ok((self::home(home, &named, format).await?, program))
         })
         .await?;
-    go(&home, word, program, options, input, wanted, format, &interrupts).await
+    let mut successor = Successor::default();
+    loop {
+        let (program, options, wanted) = (program.clone(), options.clone(), wanted.clone());
+        match go(&found, word, program, options, input, wanted, format, &interrupts).await {
+            Err(CliError::NotBegun(body)) => {
+                found = interrupts.stop(successor.wait_for(home, &named, body, format)).await?;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// The daemon that comes after one that goes down and takes on nothing more.
+#[derive(Default)]
+struct Successor {
+    waited_for_since: Option<Instant>,
+}
+
+impl Successor {
+    /// Waits until there is a daemon again, which may still be the one that goes down.
+    ///
+    /// # Errors
+    /// None has come in time: what the last one said.
+    async fn wait_for(
+        &mut self,
+        args: &HomeArgs,
+        named: &Named,
+        body: Box<ErrorBody>,
+        format: Format,
+    ) -> Result<Home, CliError> {
+        let since = *self.waited_for_since.get_or_insert_with(|| {
+            output::note(format, "the daemon is about to go down; waiting for the next one");
+            Instant::now()
+        });
+        loop {
+            tokio::time::sleep(SUCCESSOR_PAUSE).await;
+            match args.socket.connect().await {
+                Ok(_) if since.elapsed() < SUCCESSOR_TIME => return home(args, named, format).await,
+                Err(CliError::Client(error)) if error.is_retryable() || is_away(&error) => {}
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+            if since.elapsed() >= SUCCESSOR_TIME {
+                return Err(Error::Daemon(body).into());
+            }
+        }
+    }
+}
+
+/// Nobody listens, for now.
+fn is_away(error: &Error) -> bool {
+    matches!(error, Error::NotRunning { .. } | Error::ConnectionLost(_))
 }
 
 /// Where a guest is to run.
@@ -169,7 +224,12 @@ pub(crate) async fn go(
     let profiling = wanted.profile.map(|path| Profiling::create(path, word)).transpose()?;
     let kept = Kept { recording, profiling };
     let options = StartOptions { model: home.model.clone(), label: label(word), ..options };
-    let guest = home.client.start(program, options).await?;
+    let guest = match home.client.start(program, options).await {
+        Err(Error::Daemon(body)) if body.code == ErrorCode::ShuttingDown => {
+            return Err(CliError::NotBegun(body));
+        }
+        guest => guest?,
+    };
     match drive(guest, input, kept, format, interrupts).await {
         Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {
             Err(unknown_guest(word, Some(&home.client)).await)
@@ -286,8 +346,17 @@ async fn drive(
                 None => break None,
             },
             () = screen.progress_due() => {}
-            outcome = &mut messages, if has_messages => (sent, has_messages) = (outcome, false),
+            // What is read is not lost with a start that comes to nothing.
+            outcome = &mut messages, if has_messages && has_started => (sent, has_messages) = (outcome, false),
         }
+    };
+    let error = match error {
+        Some(Error::Daemon(body))
+            if !has_started && !is_interrupted && body.code == ErrorCode::ShuttingDown =>
+        {
+            return Err(CliError::NotBegun(body));
+        }
+        error => error,
     };
     let body = error.as_ref().map(|error| match error {
         Error::Daemon(body) => (**body).clone(),

@@ -1,7 +1,9 @@
 //! `trellis serve`: the daemon, in the foreground.
 
+use std::convert::Infallible;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -13,8 +15,10 @@ use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
 use super::connect::{self, DtypeArg};
 use super::error::CliError;
 use super::interrupt::Interrupts;
+use super::manager::{self, Manager};
 use super::output::{self, Format};
 use crate::config::{Config, Device, DtypeChoice};
+use crate::daemon::Daemon;
 use crate::descriptors;
 use crate::ipc::Listener;
 
@@ -24,9 +28,14 @@ Examples:
   trellis serve --model ./Llama-3.2-1B --device cuda --dtype bf16
   trellis serve --config /etc/trellis.toml       under a service manager
 
-SIGTERM, Ctrl-C and the end of its terminal stop the daemon at once: guests are ended, their clients hear
-shutting_down, which may be tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait
-for any of that. Under nohup the end of the terminal changes nothing.
+Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on nothing more and waits for what
+it is at, up to sessions.drain_ms (10 s); then it ends guests, their clients hear shutting_down, which may be
+tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
+Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
+
+Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
+WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
+on the socket that it is handed, where clients wait while no daemon runs.
 
 Exit status: 0 stopped, 2 it could not start, 75 the device failed: clients were told, start it again
 (with on_device_failure = \"reopen\" in the configuration it first tries to open the device again).";
@@ -76,9 +85,6 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     }
     config.device = device.unwrap_or(config.device);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
-    let socket = connect::socket_told(socket, connect::socket_of_environment(), &config);
-    let socket = socket.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
-    let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
     start_logging(&log);
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit of open files stays as low as it was");
@@ -86,8 +92,20 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
-    let listener = Listener::bind(&socket, directory_mode(&socket))?;
-    let daemon = interrupts.stop(connect::start(&config, format)).await?;
+    let listener = match manager::lent_socket().map_err(CliError::io("take the socket of systemd"))? {
+        Some(lent) => Listener::adopt(lent, OPEN_MODE)?,
+        None => {
+            let socket = connect::socket_told(socket, connect::socket_of_environment(), &config);
+            let socket = socket.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
+            let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
+            Listener::bind(&socket, directory_mode(&socket))?
+        }
+    };
+    let socket = listener.path().to_owned();
+    let manager = Arc::new(Manager::default());
+    let told = manager.clone();
+    let starting = connect::start_told(&config, format, move |progress| told.loads(progress));
+    let daemon = interrupts.stop(starting).await?;
     let model = daemon.model(None);
     let ready = Ready {
         ready: true,
@@ -97,6 +115,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         socket,
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
     };
+    manager.serves(&format!("serving {} on {}", ready.models.join(", "), ready.device));
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
         Format::Text => output::remark(&format!(
@@ -109,19 +128,45 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         )),
     }
 
-    let shutdown = daemon.shutdown().clone();
+    let ending = daemon.shutdown().clone();
     tokio::spawn(async move {
-        interrupts.first().await;
-        shutdown.cancel();
+        ending.cancelled().await;
+        manager.ends("guests are being ended");
     });
-    daemon.serve(listener).await.map_err(CliError::Device)?;
+    tokio::select! {
+        served = daemon.serve(listener) => served.map_err(CliError::Device)?,
+        never = manager::watch(&daemon) => match never {},
+        never = leave(&daemon, &interrupts, format) => match never {},
+    }
     output::note(format, "stopped");
     Ok(())
 }
 
+/// Has the daemon end once it is told to, after what it is at.
+async fn leave(daemon: &Daemon, interrupts: &Interrupts, format: Format) -> Infallible {
+    interrupts.first().await;
+    let (time, n) = daemon.drains();
+    if n > 0 && !time.is_zero() {
+        let seconds = time.as_secs_f64();
+        output::note(
+            format,
+            &format!("waiting up to {seconds} s for {n} at work; once more to end them now"),
+        );
+    }
+    tokio::select! {
+        () = daemon.drain() => {}
+        () = interrupts.second() => {}
+    }
+    daemon.shutdown().cancel();
+    std::future::pending().await
+}
+
+/// The mode of a folder that others come to a socket through.
+const OPEN_MODE: u32 = 0o755;
+
 /// A user's own directory is closed to all others; the machine's has to let the socket's group in.
 fn directory_mode(socket: &Path) -> u32 {
-    if socket == Path::new(SYSTEM_SOCKET) { 0o755 } else { 0o700 }
+    if socket == Path::new(SYSTEM_SOCKET) { OPEN_MODE } else { 0o700 }
 }
 
 /// A level for everything, or a filter by module; a bare word that is no level would be taken for a module's name.

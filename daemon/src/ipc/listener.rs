@@ -1,8 +1,9 @@
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use interprocess::local_socket::traits::Listener as _;
@@ -133,6 +134,8 @@ pub struct Listener {
     /// The socket's file as it was made.
     file: (u64, u64),
     lock: Lock,
+    /// Somebody else made the socket.
+    is_lent: bool,
 }
 
 impl Listener {
@@ -155,7 +158,27 @@ impl Listener {
         let lock = take_lock(path)?;
         remove_stale(path)?;
         let (socket, file) = listen(path)?;
-        Ok(Self { socket, path: path.to_owned(), directory_mode, file, lock })
+        Ok(Self { socket, path: path.to_owned(), directory_mode, file, lock, is_lent: false })
+    }
+
+    /// Listens on a socket that whoever started this process has made, and keeps: connections wait there while no daemon runs, and
+    /// its file stays when this is dropped. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Another daemon is running, the socket has no path, or the system refuses.
+    pub fn adopt(socket: UnixListener, directory_mode: u32) -> Result<Self, BindError> {
+        let address = socket.local_addr().ok();
+        let path = address.and_then(|address| address.as_pathname().map(Path::to_owned)).unwrap_or_default();
+        if !path.is_absolute() {
+            return Err(BindError::NoPath { path });
+        }
+        let io = |action, source| BindError::Io { action, path: path.clone(), source };
+        let file = id(&path).map_err(|error| io("look at", error))?;
+        let lock = take_lock(&path)?;
+        let socket = uds::Listener::from(OwnedFd::from(socket));
+        socket.set_nonblocking(ListenerNonblockingMode::Both).map_err(|error| io("listen on", error))?;
+        let socket = watched(socket).map_err(|error| io("wait on", error))?;
+        Ok(Self { socket, path, directory_mode, file, lock, is_lent: true })
     }
 
     /// Makes the socket's file anew if somebody has removed it, with its folder if need be. Connections that wait at the old
@@ -178,7 +201,13 @@ impl Listener {
         // It would remove the new file otherwise, which has its name.
         self.socket.get_mut().0.do_not_reclaim_name_on_drop();
         (self.socket, self.file) = listen(&path)?;
+        self.is_lent = false;
         Ok(Place::Restored)
+    }
+
+    /// Whether somebody else has made the socket, and keeps it.
+    pub(super) fn is_lent(&self) -> bool {
+        self.is_lent
     }
 
     /// The socket's path.
@@ -196,9 +225,9 @@ impl Listener {
         Accepted::new(stream)
     }
 
-    /// Stops listening and removes the socket; the lock is held for as long as what is returned.
+    /// Stops listening and removes the socket, if it is this daemon's; the lock is held for as long as what is returned.
     pub(crate) fn close(mut self) -> Lock {
-        if id(&self.path).is_ok_and(|found| found != self.file) {
+        if self.is_lent || id(&self.path).is_ok_and(|found| found != self.file) {
             self.socket.get_mut().0.do_not_reclaim_name_on_drop();
         }
         self.lock
@@ -213,20 +242,24 @@ fn take_lock(path: &Path) -> Result<Lock, BindError> {
 }
 
 /// A socket at a path where there is nothing, and its file.
-#[expect(unsafe_code, reason = "the runtime waits for a descriptor")]
 fn listen(path: &Path) -> Result<(AsyncFd<Socket>, (u64, u64)), BindError> {
     let io = |action| move |source| BindError::Io { action, path: path.to_owned(), source };
     let name = path.to_fs_name::<GenericFilePath>().map_err(io("name"))?;
     let options =
         ListenerOptions::new().name(name).mode(SOCKET_MODE).nonblocking(ListenerNonblockingMode::Both);
     let socket = options.create_sync_as::<uds::Listener>().map_err(io("listen on"))?;
-    // SAFETY: the listener owns the descriptor that it shows, and shows no other as long as it lives.
-    let socket = unsafe { AsyncFd::register_with_interest(Socket(socket), Interest::READABLE) };
-    let socket = socket.map_err(|error| io("wait on")(error.into()))?;
+    let socket = watched(socket).map_err(io("wait on"))?;
     // The process's umask has been applied to the mode above; until here that was only ever stricter.
     fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(io("set the mode of"))?;
     let file = id(path).map_err(io("look at"))?;
     Ok((socket, file))
+}
+
+/// A socket that the runtime waits for.
+#[expect(unsafe_code, reason = "the runtime waits for a descriptor")]
+fn watched(socket: uds::Listener) -> io::Result<AsyncFd<Socket>> {
+    // SAFETY: the listener owns the descriptor that it shows, and shows no other as long as it lives.
+    Ok(unsafe { AsyncFd::register_with_interest(Socket(socket), Interest::READABLE) }?)
 }
 
 fn prepare_directory(directory: &Path, mode: u32) -> Result<(), BindError> {

@@ -95,6 +95,11 @@ impl<S: Service> Door<S> {
                 // First, so that no timer is asked of a runtime that is gone.
                 biased;
                 () = until.cancelled() => break,
+                // Whoever comes from now on waits at the socket for the next daemon.
+                () = self.sessions.drains(), if listener.is_lent() => {
+                    until.cancelled().await;
+                    break;
+                }
                 _ = looks.tick() => {
                     complaints.note_place(&listener.restore());
                     rate.forget_idle(Instant::now());

@@ -40,6 +40,42 @@ fn directory() -> TempDir {
 }
 
 #[tokio::test]
+async fn a_socket_that_is_lent_stays_with_those_who_wait_there() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let lender = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let serve = |listener| {
+        let sessions =
+            Sessions::new(Arc::new(Fake::default()), SessionLimits::default(), GuestLimits::default());
+        let shutdown = CancellationToken::new();
+        (tokio::spawn(run(listener, sessions, shutdown.clone())), shutdown)
+    };
+    for _ in 0..2 {
+        // Nobody listens yet: it waits.
+        let early = tokio::spawn({
+            let path = path.clone();
+            async move { Client::connect_to(&path).await }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!early.is_finished());
+        let listener = Listener::adopt(lender.try_clone().unwrap(), 0o755).unwrap();
+        assert_eq!(listener.path(), path);
+        let again = Listener::adopt(lender.try_clone().unwrap(), 0o755);
+        assert!(matches!(again, Err(BindError::AlreadyRunning { .. })), "{again:?}");
+        let (daemon, shutdown) = serve(listener);
+        early.await.unwrap().unwrap();
+        shutdown.cancel();
+        daemon.await.unwrap();
+        assert!(path.exists(), "it is its lender's");
+    }
+    drop(lender);
+    Listener::bind(&path, 0o700).unwrap();
+    let (unnamed, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    let unnamed = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(unnamed));
+    assert!(matches!(Listener::adopt(unnamed, 0o700), Err(BindError::NoPath { .. })));
+}
+
+#[tokio::test]
 async fn serves_and_goes_down_clean() {
     let directory = directory();
     let path = directory.path().join("trellis/trellis.sock");

@@ -84,6 +84,7 @@ impl Scope {
             | "hello_ms"
             | "stop_ms" => Self::Session,
             "n_connections" | "n_connections_per_s" | "n_uploads" | "n_uploads_waiting" => Self::User,
+            "drain_ms" => Self::Daemon,
             _ => return None,
         })
     }

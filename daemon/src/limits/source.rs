@@ -47,6 +47,11 @@ impl SetByFile {
     pub fn has(&self, name: &str) -> bool {
         self.0.contains(name)
     }
+
+    /// The names of all that it has set.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
 }
 
 fn collect(table: &Table, place: &str, names: &mut BTreeSet<String>) {

@@ -117,6 +117,11 @@ pub(crate) fn guest_gone() -> ErrorBody {
     ErrorBody::new(ErrorCode::UnknownGuest, "the guest has ended")
 }
 
+/// The error of work that comes while the daemon only ends what it has.
+pub(crate) fn drains() -> ErrorBody {
+    ErrorBody::new(ErrorCode::ShuttingDown, "the daemon takes on nothing more: it is about to go down")
+}
+
 /// The error of a request that the session itself ends early.
 pub(crate) fn stopped(reason: StopReason) -> ErrorBody {
     match reason {

@@ -263,6 +263,10 @@ impl<S: Service> Connection<S> {
         if let Phase::ShuttingDown { .. } = self.phase {
             return Err(call::stopped(StopReason::ShuttingDown));
         }
+        let is_work = matches!(call, Call::Start(_) | Call::Upload { .. } | Call::Load { .. });
+        if is_work && self.sessions.work.is_closed() {
+            return Err(call::drains());
+        }
         let n_requests_max = self.sessions.limits.n_requests;
         if self.requests.len() >= n_requests_max {
             let n_requests = self.requests.len() as u64 + 1;
@@ -311,7 +315,7 @@ impl<S: Service> Connection<S> {
                 let control = Arc::new(Control::default());
                 self.requests.insert(id, Request::Running(control.clone()));
                 let load = call::run_telling(id, self.outbox.clone(), control, load, states);
-                self.running.push(load.map(move |ending| (id, ending)).boxed());
+                self.work(id, load);
             }
             Call::Unload { model, drain_ms } => {
                 let drain = drain_ms.map(Duration::from_millis);
@@ -390,7 +394,7 @@ impl<S: Service> Connection<S> {
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
         let guest = start::run(lane, self.sessions.service.clone(), request, charge, messages);
-        self.running.push(guest.map(move |ending| (id, ending)).boxed());
+        self.work(id, guest);
         Ok(())
     }
 
@@ -437,7 +441,13 @@ impl<S: Service> Connection<S> {
         };
         self.requests.insert(id, Request::Uploading { control, chunks });
         let upload = upload::run(desk, self.sessions.service.clone(), upload, receiver);
-        self.running.push(upload.map(move |ending| (id, ending)).boxed());
+        self.work(id, upload);
+    }
+
+    /// Has something done for which a daemon that is about to go down waits.
+    fn work(&mut self, id: u64, work: impl Future<Output = Ending> + Send + 'static) {
+        let work = self.sessions.work.track_future(work);
+        self.running.push(work.map(move |ending| (id, ending)).boxed());
     }
 
     fn run<F>(&mut self, id: u64, call: F)

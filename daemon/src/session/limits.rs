@@ -32,6 +32,9 @@ pub struct SessionLimits {
     pub hello_ms: u64,
     /// Time that a guest may take to end once it is told to; also what a closing connection may take to send what is left.
     pub stop_ms: u64,
+    /// Time that guests, uploads and loads have to end by themselves once the daemon is told to, in which it takes on no others. The
+    /// rest is ended then, with an error that may be tried again.
+    pub drain_ms: u64,
 }
 
 impl Default for SessionLimits {
@@ -47,6 +50,7 @@ impl Default for SessionLimits {
             waiting_message_bytes: 1 << 20,
             hello_ms: 5_000,
             stop_ms: 10_000,
+            drain_ms: 10_000,
         }
     }
 }
@@ -60,6 +64,11 @@ impl SessionLimits {
     /// In which a client has to say hello.
     pub(super) fn hello_time(&self) -> Duration {
         Duration::from_millis(self.hello_ms)
+    }
+
+    /// In which what is at work may end when the daemon does.
+    pub(super) fn drain_time(&self) -> Duration {
+        Duration::from_millis(self.drain_ms)
     }
 
     /// In which a guest has to end.

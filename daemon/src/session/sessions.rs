@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use trellis_wire::{
     ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, ServerMessage, WireError,
     negotiate,
@@ -105,6 +106,9 @@ pub struct Sessions<S> {
     connections: Arc<Quota>,
     pub(super) uploads: Arc<Uploads>,
     pub(super) turns: UserTurns,
+    /// What a daemon that is about to go down waits for: guests, uploads, loads.
+    pub(super) work: TaskTracker,
+    draining: CancellationToken,
     n_sessions_begun: AtomicU64,
 }
 
@@ -116,6 +120,8 @@ impl<S: Service> Sessions<S> {
             connections: Quota::new(limits.n_connections),
             uploads: Uploads::new(limits.n_uploads, limits.n_uploads_waiting),
             turns: UserTurns::default(),
+            work: TaskTracker::new(),
+            draining: CancellationToken::new(),
             n_sessions_begun: AtomicU64::new(0),
             limits,
             guest_limits,
@@ -139,6 +145,32 @@ impl<S: Service> Sessions<S> {
             n_uploads_waiting: uploads.n_waiting as u64,
         };
         SessionsUsed { user: used(n_connections, uploads), all: used(n_connections_of_all, uploads_of_all) }
+    }
+
+    /// Guests, uploads and loads that have not ended.
+    #[must_use]
+    pub fn n_at_work(&self) -> usize {
+        self.work.len()
+    }
+
+    /// Resolves once no more of these are taken on.
+    pub(crate) async fn drains(&self) {
+        self.draining.cancelled().await;
+    }
+
+    /// Takes on no more of these, and waits until those that there are have ended, for so long as the settings say. Connections
+    /// go on: clients take what they are sent, and may ask.
+    pub async fn drain(&self) {
+        self.work.close();
+        self.draining.cancel();
+        // Those that are left then are ended with the connections.
+        let _ = tokio::time::timeout(self.limits.drain_time(), self.work.wait()).await;
+    }
+
+    /// How long [`Self::drain`] waits at most.
+    #[must_use]
+    pub fn drain_time(&self) -> Duration {
+        self.limits.drain_time()
     }
 
     /// Components on their way in, of all users.

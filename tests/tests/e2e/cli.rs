@@ -339,6 +339,46 @@ fn an_interrupt_is_heard_though_nobody_reads() {
 }
 
 #[test]
+fn a_file_of_settings_is_looked_at_before_a_daemon_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("trellis.toml");
+    let file = path.to_str().expect("UTF-8");
+    let check = |text: &str| {
+        fs::write(&path, text).expect("written");
+        alone(&["config", "check", file])
+    };
+    let example = done(&mut alone(&["config", "example"]));
+    assert_eq!(
+        done(&mut check(&example)),
+        format!("{file}: a daemon would start with it; models: tiny; it sets nothing\n")
+    );
+    let told = done(&mut check("models = ['draft']\n[limits]\ncpu_ms = 7"));
+    assert!(told.ends_with("models: draft; it sets 2 (limits.cpu_ms, models)\n"), "{told}");
+    for (text, complaint) in [
+        ("[limits]\ncpu_mss = 7", "did you mean \"cpu_ms\"?"),
+        ("models = ['/no/such/model']", "/no/such/model"),
+        ("[classes.live]\nusers = ['nobody-of-this-name']", "nobody-of-this-name"),
+        ("[policy]\ncomponent = '/no/such/policy.wasm'", "/no/such/policy.wasm"),
+        ("guests_dir = '/no/such/folder'", "/no/such/folder"),
+    ] {
+        let said = failed(&mut check(text), 2);
+        assert!(said.contains(complaint), "{text}: {said}");
+    }
+
+    fs::write(&path, "[limits]\ncpu_ms = 7").expect("written");
+    let shown = done(&mut alone(&["--json", "config", "show", "--config", file]));
+    let shown: Vec<Value> = serde_json::from_str(&shown).expect("JSON");
+    let of = |name: &str| shown.iter().find(|setting| setting["name"] == name).expect("it is there");
+    assert_eq!((&of("limits.cpu_ms")["value"], &of("limits.cpu_ms")["source"]), (&7.into(), &"file".into()));
+    assert_eq!(of("models")["source"], "default");
+    let named = done(alone(&["config", "show", "socket"]).env("TRELLIS_SOCKET", "/run/elsewhere.sock"));
+    assert!(named.contains("/run/elsewhere.sock  environment"), "{named}");
+    assert!(named.contains("socket: Where the daemon listens"), "{named}");
+    let said = failed(&mut alone(&["config", "show", "abacus"]), 2);
+    assert!(said.contains("`trellis config show` lists all"), "{said}");
+}
+
+#[test]
 fn the_doctor_says_what_there_is_and_ends_with_the_verdict() {
     let place = tempfile::tempdir().expect("a folder");
     let doctor = |arguments: &[&str]| {

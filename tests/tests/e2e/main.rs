@@ -34,6 +34,7 @@ mod leaving;
 mod limits;
 mod loads;
 mod looks;
+mod managed;
 mod mixes;
 mod mixtures;
 mod old;

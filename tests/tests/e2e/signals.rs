@@ -2,11 +2,13 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use trellis::config::Config;
+use trellis::session::SessionLimits;
 use trellis_client::{Client, Guest, Program};
-use trellis_tests::daemons::{self, Served, collect, started, with};
+use trellis_tests::daemons::{self, Served, collect, run, started, with};
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
@@ -68,4 +70,94 @@ fn a_daemon_that_is_to_outlive_its_terminal_does() {
         std::thread::sleep(Duration::from_millis(50));
     }
     ends(&mut served, &[Signal::TERM]);
+}
+
+/// Starts guests until one is refused because the daemon goes down.
+async fn until_it_takes_on_nothing(client: &Client) {
+    loop {
+        let ended = run(client, &guests::hostile(), with(&["exit-well"])).await;
+        if let Some(error) = &ended.error {
+            assert_eq!(error.code().expect("the daemon says so").as_str(), "shutting_down", "{error}");
+            return;
+        }
+    }
+}
+
+/// A daemon that waits so long for what it is at.
+fn draining(drain_ms: u64) -> Served {
+    let config = daemons::config(exe());
+    let sessions = SessionLimits { drain_ms, ..config.sessions };
+    Served::start_with(exe(), &Config { sessions, ..config }, &[])
+}
+
+#[test]
+fn a_daemon_that_was_told_to_end_takes_on_nothing_and_lets_what_it_is_at_go_on() {
+    let mut served = draining(60_000);
+    block_on(async {
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        let guest = start(&client, "echo").await;
+        signal(&served, Signal::TERM);
+        until_it_takes_on_nothing(&client).await;
+        // Who comes now may still ask.
+        let late = Client::connect_to(&served.socket()).await.expect("connected");
+        assert_eq!(late.ps().await.expect("answered").len(), 1);
+        guest.send("still there").await.expect("it runs");
+        guest.end_messages().await.expect("it runs");
+        assert_eq!(collect(guest).await.well().text, "still there");
+    });
+    assert_eq!(served.wait().code(), Some(0));
+    assert!(!served.socket().exists());
+}
+
+#[test]
+fn a_run_that_meets_a_daemon_on_its_way_out_is_run_by_the_next() {
+    let mut served = draining(120_000);
+    let folder = tempfile::tempdir().expect("a folder");
+    let wasm = folder.path().join("hostile.wasm");
+    std::fs::write(&wasm, guests::hostile()).expect("written");
+    let prompt = "<|begin_of_text|>Once upon a time";
+    let arguments =
+        ["run", "--no-stdin", "--seed", "7", wasm.to_str().expect("UTF-8"), "tokens", "4", prompt];
+    let before = daemons::output(&mut served.trellis(&arguments));
+    assert!(before.status.success(), "{before:?}");
+    let run = block_on(async {
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        let guest = start(&client, "echo").await;
+        signal(&served, Signal::TERM);
+        until_it_takes_on_nothing(&client).await;
+        let mut run = served.trellis(&arguments);
+        let run = std::thread::spawn(move || daemons::output(&mut run));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(!run.is_finished(), "it waits");
+        guest.end_messages().await.expect("it runs");
+        assert_eq!(collect(guest).await.well().text, "");
+        run
+    });
+    assert_eq!(served.wait().code(), Some(0));
+    served.start_again();
+    let ran = run.join().expect("no panic");
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(ran.stdout, before.stdout);
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("about to go down; waiting for the next one"), "{said}");
+}
+
+#[test]
+fn what_goes_on_past_its_time_is_ended_and_at_once_at_a_second_signal() {
+    const DRAIN_MS: u64 = 500;
+    let begun = Instant::now();
+    ends(&mut draining(DRAIN_MS), &[Signal::TERM]);
+    assert!(begun.elapsed() >= Duration::from_millis(DRAIN_MS));
+    let mut served = draining(600_000);
+    let begun = Instant::now();
+    block_on(async {
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        let guest = start(&client, "endless").await;
+        signal(&served, Signal::TERM);
+        until_it_takes_on_nothing(&client).await;
+        signal(&served, Signal::TERM);
+        assert_eq!(collect(guest).await.reason().code.as_str(), "shutting_down");
+    });
+    assert_eq!(served.wait().code(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
 }

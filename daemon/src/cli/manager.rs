@@ -1,0 +1,127 @@
+//! What a service manager is told: how far the start is, that the daemon serves, that its engines go round, that it ends.
+//!
+//! The protocol is that of `sd_notify(3)`. Who started the daemon says where to in `NOTIFY_SOCKET`; otherwise nothing is said.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use listenfd::ListenFd;
+use sd_notify::NotifyState;
+
+use crate::daemon::{Daemon, LoadProgress};
+
+/// Time between two messages while models are loaded.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// How much longer the start may take after each message: a load that no longer comes on is one that failed.
+const EXTENSION: Duration = Duration::from_secs(30);
+
+/// Where to, how often, and what was said last.
+#[derive(Debug, Default)]
+pub(super) struct Manager {
+    loading: Mutex<Option<Loading>>,
+}
+
+/// A load, from its first message on.
+#[derive(Debug)]
+struct Loading {
+    model: String,
+    begun: Instant,
+    told: Instant,
+    done_bytes: u64,
+}
+
+impl Manager {
+    /// How far the start is; said once a second, and only where it has come on since.
+    pub(super) fn loads(&self, progress: &LoadProgress) {
+        let LoadProgress::Loading { model, done_bytes, total_bytes } = progress else { return };
+        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let is_new = loading.as_ref().is_none_or(|loading| loading.model != *model);
+        if is_new {
+            *loading = Some(Loading { model: model.clone(), begun: now, told: now, done_bytes: *done_bytes });
+        }
+        let Some(loading) = loading.as_mut() else { return };
+        let is_due = now.duration_since(loading.told) >= PERIOD && *done_bytes > loading.done_bytes;
+        if !is_new && !is_due {
+            return;
+        }
+        (loading.told, loading.done_bytes) = (now, *done_bytes);
+        let status = status(model, *done_bytes, *total_bytes, now.duration_since(loading.begun));
+        let extension = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
+        say(&[NotifyState::Status(&status), NotifyState::ExtendTimeoutUsec(extension)]);
+    }
+
+    /// The socket answers.
+    pub(super) fn serves(&self, status: &str) {
+        say(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
+    /// The daemon comes to its end.
+    pub(super) fn ends(&self, status: &str) {
+        say(&[NotifyState::Stopping, NotifyState::Status(status)]);
+    }
+}
+
+/// Says twice in the time in which the service manager wants to hear it that the daemon lives, as long as each of its engines
+/// answers. Without such a time it never returns.
+pub(super) async fn watch(daemon: &Daemon) -> Infallible {
+    let Some(time) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    let mut beats = tokio::time::interval(time / 2);
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        beats.tick().await;
+        let models = daemon.service().host().models();
+        // Whatever it answers, its thread has come round. One that never does is what the service manager is there for.
+        let answers = join_all(models.iter().map(|model| async { drop(model.stats().await) }));
+        if tokio::time::timeout(time / 2, answers).await.is_ok() {
+            say(&[NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// The socket that a service manager has made for this process and handed it, if it has (`sd_listen_fds(3)`).
+///
+/// # Errors
+/// What it has handed is no Unix socket.
+pub(super) fn lent_socket() -> io::Result<Option<UnixListener>> {
+    ListenFd::from_env().take_unix_listener(0)
+}
+
+fn say(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager does not hear");
+    }
+}
+
+fn status(model: &str, done_bytes: u64, total_bytes: u64, time: Duration) -> String {
+    let gb = |n_bytes: u64| n_bytes as f64 / 1e9;
+    let rate = match time.as_secs_f64() {
+        seconds if seconds > 0.0 => format!(", {:.2} GB/s", gb(done_bytes) / seconds),
+        _ => String::new(),
+    };
+    match total_bytes {
+        0 => format!("loading {model}"),
+        _ => format!("loading {model}: {:.2} of {:.2} GB{rate}", gb(done_bytes), gb(total_bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_is_said_with_its_rate() {
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            status("big", 3_000_000_000, 12_500_000_000, seconds(2)),
+            "loading big: 3.00 of 12.50 GB, 1.50 GB/s"
+        );
+        assert_eq!(status("big", 0, 12_500_000_000, seconds(0)), "loading big: 0.00 of 12.50 GB");
+        assert_eq!(status("big", 0, 0, seconds(9)), "loading big");
+    }
+}

@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# tests/systemd.sh TRELLIS GUEST: the service on a machine of its own that systemd runs, from its installation to the last file.
+#
+# TRELLIS is a release build, GUEST the component of tests/guests/hostile. Needs root, `debootstrap` and `systemd-nspawn`; the
+# machine's files are made once, in ${TRELLIS_MACHINE:-/var/tmp/trellis-machine}. Ends with the first promise that is not kept.
+set -euo pipefail
+
+trellis=$(realpath "$1") guest=$(realpath "$2")
+base=${TRELLIS_MACHINE:-/var/tmp/trellis-machine}
+work=$(mktemp -d) root=$work/root log=$work/console
+nspawn='' machine=''
+
+say() { printf '%(%T)T  %s\n' -1 "$*"; }
+fail() { say "NOT KEPT: $*"; in_machine journalctl --no-pager -n 40 -u trellis || true; exit 1; }
+clean() { [ -z "$nspawn" ] || kill -KILL -- "-$nspawn" 2>/dev/null || true; sleep 1; rm -rf "$work"; }
+trap clean EXIT
+
+in_machine() { nsenter --target "$machine" --mount --uts --ipc --net --pid --cgroup -- "$@"; }
+client() { in_machine /opt/trellis "$@"; }
+stream() { client run --no-stdin /opt/guest.wasm tokens "$1" '<|begin_of_text|>Once upon a time'; }
+# until SECONDS WHAT COMMAND...
+until_it() {
+  local end=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$end" ] || fail "$what"
+    sleep 0.2
+  done
+}
+property() { in_machine systemctl show trellis.service --value --property "$1"; }
+
+if [ ! -d "$base/etc" ]; then
+  say "making a machine in $base"
+  debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,procps bookworm "$base" >"$log"
+fi
+cp --archive --reflink=auto "$base" "$root"
+cp "$trellis" "$root/opt/trellis"
+cp "$guest" "$root/opt/guest.wasm"
+before=$(cd "$root" && find . -path ./proc -prune -o -iname '*trellis*' -print | sort)
+setsid systemd-nspawn --quiet --directory "$root" --boot --register=no --keep-unit --private-network --link-journal=no \
+  </dev/null >"$log" 2>&1 &
+nspawn=$!
+for _ in $(seq 100); do
+  machine=$(pgrep -P "$nspawn" | head -n 1 || true)
+  [ -z "$machine" ] || ! in_machine systemctl is-system-running --wait >/dev/null 2>&1 || break
+  sleep 0.2
+done
+[ -n "$machine" ] || fail "the machine does not start: $(tail -n 5 "$log")"
+
+say "install"
+client service install || fail "it installs"
+[ "$(property ActiveState)" = active ] || fail "the service runs once it is installed"
+client service status
+client info >/dev/null || fail "the daemon answers once it is ready"
+stream 8 >/dev/null || fail "a guest runs"
+exposure=$(in_machine systemd-analyze security --no-pager trellis.service | grep -o 'exposure level.*: [0-9.]*' | grep -o '[0-9.]*$')
+say "exposure $exposure of 10, by systemd-analyze security"
+[ "$(printf '%s\n2.0\n' "$exposure" | sort -g | head -n 1)" = "$exposure" ] || fail "hardened to 2.0 or better"
+
+say "upgrade under load"
+for i in $(seq 8); do
+  ( n=0
+    while [ ! -e "$work/loaded" ]; do
+      if stream 24 >"$work/out.$i" 2>"$work/err.$i"; then n=$((n + 1)); else cp "$work/err.$i" "$work/failed.$i"; fi
+    done
+    echo "$n" >"$work/done.$i" ) &
+done
+sleep 3
+pid=$(property MainPID)
+for _ in 1 2 3; do client service install >/dev/null; sleep 2; done
+[ "$(property MainPID)" != "$pid" ] || fail "an upgrade starts the new program"
+touch "$work/loaded"
+until_it 60 "clients end" test -e "$work/done.8"
+sleep 2
+if compgen -G "$work/failed.*" >/dev/null; then fail "a request failed: $(cat "$work"/failed.*)"; fi
+say "$(cat "$work"/done.* | paste -sd+ | bc 2>/dev/null || cat "$work"/done.* | tr '\n' ' ') guests, none failed, over three upgrades"
+
+say "SIGTERM under 64 streams"
+for i in $(seq 64); do stream 1000000 >/dev/null 2>"$work/ended.$i" & done
+until_it 60 "64 guests run" bash -c "[ \$(nsenter -t $machine -m -u -i -n -p -C -- /opt/trellis ps --json | grep -o '\"id\"' | wc -l) -ge 64 ]"
+begun=$(date +%s%N)
+in_machine systemctl stop trellis.service trellis.socket
+took=$((($(date +%s%N) - begun) / 1000000))
+sleep 3
+typed=$(grep -l 'shutting_down\|going down\|about to go down\|shut' "$work"/ended.* | wc -l)
+say "$typed of 64 clients were told why, after $took ms"
+[ "$typed" = 64 ] || fail "every stream ends with a reason: $(cat "$work/ended.1")"
+[ "$took" -lt 25000 ] || fail "inside the deadline"
+in_machine systemctl start trellis.socket trellis.service
+
+say "an engine that stands still"
+in_machine mkdir -p /run/systemd/system/trellis.service.d
+printf '[Service]\nWatchdogSec=2\n' | in_machine tee /run/systemd/system/trellis.service.d/soon.conf >/dev/null
+in_machine systemctl daemon-reload
+in_machine systemctl restart trellis.service
+pid=$(property MainPID)
+in_machine kill -STOP "$pid"
+until_it 30 "the watchdog has it started again" bash -c \
+  "p=\$(nsenter -t $machine -m -u -i -n -p -C -- systemctl show trellis.service --value -p MainPID); [ \$p != $pid ] && [ \$p != 0 ]"
+until_it 30 "it serves again" client info
+say "started again $(property NRestarts) times"
+
+say "uninstall"
+client service uninstall --purge
+after=$(cd "$root" && in_machine find / -xdev -path /proc -prune -o -iname '*trellis*' -print | sed 's|^|.|' | sort)
+left=$(comm -13 <(echo "$before") <(echo "$after") | grep -v '^./run/systemd\|^./tmp\|^./sys' || true)
+[ -z "$left" ] || fail "nothing is left: $left"
+! in_machine getent passwd trellis >/dev/null || fail "the user is gone"
+say "all kept"

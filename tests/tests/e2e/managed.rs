@@ -1,0 +1,92 @@
+//! What a service manager hears from a daemon.
+
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use trellis_client::{Client, Program};
+use trellis_tests::daemons::{self, PATIENCE, Served, with};
+use trellis_tests::engines::block_on;
+use trellis_tests::{faulty, guests};
+
+use crate::exe;
+
+/// How often this one wants to hear that the daemon lives.
+const WATCHDOG: Duration = Duration::from_millis(400);
+
+/// A service manager with a daemon.
+struct Manager {
+    socket: UnixDatagram,
+    served: Served,
+}
+
+impl Manager {
+    /// Starts a daemon, with this in its environment as well.
+    fn start(environment: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("notify");
+        let socket = UnixDatagram::bind(&path).expect("bound");
+        let watchdog = WATCHDOG.as_micros().to_string();
+        let told = [("NOTIFY_SOCKET", path.to_str().expect("UTF-8")), ("WATCHDOG_USEC", &watchdog)];
+        let environment: Vec<_> = told.into_iter().chain(environment.iter().copied()).collect();
+        let served = Served::start_with(exe(), &daemons::config(exe()), &environment);
+        // What is bound stays reachable to whoever has its path open; the daemon opens it for each message.
+        let _kept = folder.keep();
+        Self { socket, served }
+    }
+
+    /// What the daemon says within this time, if anything.
+    fn hears(&self, within: Duration) -> Option<String> {
+        let mut bytes = [0; 4096];
+        self.socket.set_read_timeout(Some(within)).expect("a time");
+        match self.socket.recv(&mut bytes) {
+            Ok(n) => Some(String::from_utf8(bytes[..n].to_vec()).expect("UTF-8")),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Waits until it says this.
+    fn waits_for(&self, what: &str) -> String {
+        loop {
+            let said = self.hears(PATIENCE).unwrap_or_else(|| panic!("never said: {what}"));
+            if said.lines().any(|line| line.starts_with(what)) {
+                return said;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_service_manager_hears_of_the_start_of_life_and_of_the_end() {
+    let mut manager = Manager::start(&[]);
+    let loading = manager.waits_for("STATUS=loading tiny");
+    assert!(loading.contains("\nEXTEND_TIMEOUT_USEC=30000000\n"), "{loading:?}");
+    let ready = manager.waits_for("READY=1");
+    assert!(ready.contains("STATUS=serving tiny"), "{ready:?}");
+    for _ in 0..3 {
+        let since = Instant::now();
+        manager.waits_for("WATCHDOG=1");
+        assert!(since.elapsed() < 10 * WATCHDOG, "{:?}", since.elapsed());
+    }
+    let pid = Pid::from_raw(i32::try_from(manager.served.pid()).expect("a process")).expect("not 0");
+    kill_process(pid, Signal::TERM).expect("it runs");
+    manager.waits_for("STOPPING=1");
+    assert_eq!(manager.served.wait().code(), Some(0));
+}
+
+#[test]
+fn of_a_daemon_whose_engine_stands_still_nothing_more_is_heard() {
+    let manager = Manager::start(&[(faulty::ENVIRONMENT, "tiny 3 hang")]);
+    manager.waits_for("WATCHDOG=1");
+    block_on(async {
+        let client = Client::connect_to(&manager.served.socket()).await.expect("connected");
+        let _guest =
+            client.start(Program::wasm(guests::hostile()), with(&["endless"])).await.expect("started");
+        let begun = Instant::now();
+        while manager.hears(5 * WATCHDOG).is_some() {
+            assert!(begun.elapsed() < PATIENCE, "it goes on to say that it lives");
+        }
+    });
+}
