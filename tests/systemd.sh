@@ -12,7 +12,11 @@ nspawn='' machine=''
 
 say() { printf '%(%T)T  %s\n' -1 "$*"; }
 fail() { say "NOT KEPT: $*"; in_machine journalctl --no-pager -n 40 -u trellis || true; exit 1; }
-clean() { [ -z "$nspawn" ] || kill -KILL -- "-$nspawn" 2>/dev/null || true; sleep 1; rm -rf "$work"; }
+clean() {
+  [ -z "$nspawn" ] || kill -KILL -- "-$nspawn" 2>/dev/null || true
+  sleep 1
+  rm -rf "$work" || { sleep 3; rm -rf "$work"; }
+}
 trap clean EXIT
 
 in_machine() { nsenter --target "$machine" --mount --uts --ipc --net --pid --cgroup -- "$@"; }
@@ -76,8 +80,8 @@ if compgen -G "$work/failed.*" >/dev/null; then fail "a request failed: $(cat "$
 say "$(cat "$work"/done.* | paste -sd+ | bc 2>/dev/null || cat "$work"/done.* | tr '\n' ' ') guests, none failed, over three upgrades"
 
 say "SIGTERM under 64 streams"
-for i in $(seq 64); do stream 1000000 >/dev/null 2>"$work/ended.$i" & done
-until_it 60 "64 guests run" bash -c "[ \$(nsenter -t $machine -m -u -i -n -p -C -- /opt/trellis ps --json | grep -o '\"id\"' | wc -l) -ge 64 ]"
+for i in $(seq 64); do client run --no-stdin /opt/guest.wasm endless >/dev/null 2>"$work/ended.$i" & done
+until_it 60 "64 guests run" bash -c "[ \$(nsenter -t $machine -m -u -i -n -p -C -- /opt/trellis ps --json | grep -o '\"guest_id\"' | wc -l) -ge 64 ]"
 begun=$(date +%s%N)
 in_machine systemctl stop trellis.service trellis.socket
 took=$((($(date +%s%N) - begun) / 1000000))
