@@ -71,7 +71,13 @@ impl Recorder {
         if waiting_bytes > self.waiting_bytes_max {
             return Err(GuestFault::Recording { waiting_bytes });
         }
-        let charged_bytes = waiting_bytes.next_multiple_of(SENT_BYTES_MIN);
+        self.pay()
+    }
+
+    /// # Errors
+    /// There is no memory for what waits.
+    fn pay(&mut self) -> Result<(), GuestFault> {
+        let charged_bytes = self.waiting_bytes().next_multiple_of(SENT_BYTES_MIN);
         if charged_bytes != self.charged_bytes {
             self.charge.resize(charged_bytes as u64).map_err(GuestFault::HostBytes)?;
             self.charged_bytes = charged_bytes;
@@ -186,10 +192,19 @@ impl Tape {
                 let sent = recorder.take_sent();
                 recorder.write(&Entry::Call(Call { sent, answer: Some(answer), ..call }));
             }
-            // It may wait for the client for long.
-            recorder.check()?;
         }
         Ok(())
+    }
+
+    /// Pays for what is noted, where it may wait for the client for long: an answer of any length that was noted goes first.
+    ///
+    /// # Errors
+    /// The guest has to end: there is no memory for it.
+    pub(crate) fn pay(&self) -> Result<(), GuestFault> {
+        match &mut *self.lock() {
+            Mode::Recording(recorder) => recorder.pay(),
+            Mode::Replaying(_) => Ok(()),
+        }
     }
 
     /// Notes what was sent to the client, unless too much waits: then its guest ends with this call.
@@ -378,6 +393,7 @@ fn is_from_outside(end: &GuestEnd) -> bool {
         GuestEnd::Stopped
             | GuestEnd::DeadlineExceeded { .. }
             | GuestEnd::IdleExceeded { .. }
+            | GuestEnd::HostBytesExceeded { .. }
             | GuestEnd::CpuExceeded { .. }
             | GuestEnd::RecordingExceeded { .. }
             | GuestEnd::DeviceFailed { .. }
@@ -419,7 +435,10 @@ mod tests {
         call(200 << 10).expect("there is room");
         call(1).expect("there is room");
         assert_eq!(account.used(Resource::HostBytes), 256 << 10);
-        let error = call(100 << 10).expect_err("the budget is used up");
+        call(100 << 10).expect("what comes of a call is paid for with the next one");
+        let error = tape.pay().expect_err("or where it waits for the client");
+        assert!(matches!(error, GuestFault::HostBytes(_)), "{error}");
+        let error = call(1).expect_err("the budget is used up");
         assert!(matches!(error.downcast_ref(), Some(GuestFault::HostBytes(_))), "{error}");
         tape.take(300 << 10);
         call(1).expect("the client has it");

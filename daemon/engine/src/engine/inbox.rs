@@ -43,6 +43,10 @@ const BESIDE_FAVOURED_NS: u64 = 25_000;
 /// Turns that follow one another at once, such as those that take a step in and submit the next, are one for that, up to so many.
 const N_TURNS_AT_ONCE: usize = 3;
 
+/// Turns that a command is made up for, at most: nobody waits for longer with a question or to cancel something, and what one took
+/// while its user was alone harmed nobody.
+const N_TURNS_OF_DEBT: u64 = 4;
+
 /// How many times its price a command may cost, if it takes as long.
 const N_PRICES_MAX: u64 = 16;
 
@@ -211,11 +215,11 @@ impl Spent {
         self.by_user.clear();
     }
 
-    /// Another turn: what a user's commands cost beyond what they may in one is for the next to make up for.
+    /// Another turn: what a user's commands cost beyond what they may in one is for the next few to make up for.
     fn begin_turn(&mut self) {
         self.by_guest.clear();
         self.by_user.retain(|_, ns| {
-            *ns = ns.saturating_sub(OF_USER_NS);
+            *ns = ns.saturating_sub(OF_USER_NS).min(N_TURNS_OF_DEBT * OF_USER_NS);
             *ns > 0
         });
     }

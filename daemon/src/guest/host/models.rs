@@ -127,12 +127,15 @@ impl HostModel for GuestState {
         let model = self.table.get(&model)?.model.clone();
         check_tokens(&model, &tokens)?;
         let n_tokens = tokens.len();
+        let of_tokens = self.pay_for_call(size_of_val(&*tokens))?;
+        let counted = model.clone();
+        let count = move || (counted.model().tokenizer.n_bytes_shown(&tokens, SpecialText::Skip), tokens);
+        let (n_bytes, tokens) = self.work(n_tokens, count).await;
         // It is held twice as it is made, and what is no text becomes three bytes for each.
-        let most = 4 * model.model().tokenizer.n_bytes_shown(&tokens, SpecialText::Skip);
-        let paid = self.pay_for_call(size_of_val(&*tokens) + most)?;
+        let of_text = self.pay_for_call(4 * n_bytes)?;
         let decode = move || model.model().tokenizer.decode(&tokens, SpecialText::Skip);
         let text = self.work(n_tokens, decode).await;
-        drop(paid);
+        drop((of_tokens, of_text));
         self.pay_for_answer(text.len())?;
         Ok(text)
     }

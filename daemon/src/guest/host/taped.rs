@@ -111,7 +111,7 @@ macro_rules! taped {
             match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
                 Ok(None) => {
                     let reply = <GuestState as $trait>::$name(self.0, $($argument),*).await;
-                    if let Err(fault) = tape.note_answer(reply.to_answer()) {
+                    if let Err(fault) = tape.note_answer(reply.to_answer()).and_then(|()| tape.pay()) {
                         return Reply::fault(fault.into());
                     }
                     tape.flush(&self.0.output, self.0.limits.output_piece_bytes()).await;

@@ -100,7 +100,12 @@ impl Gate {
     }
 
     async fn received(&self, input: wit::Input) -> Result<Vec<String>, Ruling> {
-        match self.turn().await.0.received(&self.about, &input).await? {
+        let (mut instance, _place) = self.turn().await;
+        self.receive(&mut instance, input).await
+    }
+
+    async fn receive(&self, instance: &mut Instance, input: wit::Input) -> Result<Vec<String>, Ruling> {
+        match instance.received(&self.about, &input).await? {
             wit::Ruling::Pass => Ok(match input {
                 wit::Input::Arguments(arguments) => arguments,
                 wit::Input::Message(text) => vec![text],
@@ -267,7 +272,11 @@ impl Gate {
         over: CancellationToken,
     ) -> Result<(), Ruling> {
         while let Some(Some(text)) = over.run_until_cancelled(from_client.recv()).await {
-            for text in self.received(wit::Input::Message(text)).await? {
+            // Once it has begun, the call goes on to its end.
+            let Some((mut instance, place)) = over.run_until_cancelled(self.turn()).await else { break };
+            let texts = self.receive(&mut instance, wit::Input::Message(text)).await?;
+            drop((instance, place));
+            for text in texts {
                 let charge = message_charge(&self.account, &text)
                     .map_err(|exceeded| PolicyFailure::OverBudget { call: "received", exceeded })?;
                 if !matches!(over.run_until_cancelled(to_guest.send(text, charge)).await, Some(Ok(()))) {

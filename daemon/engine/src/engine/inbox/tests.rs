@@ -124,9 +124,11 @@ fn a_command_that_takes_many_turns_is_made_up_for_beside_others() {
         inbox.end_turn(false);
         n
     };
-    assert_eq!(n_of_first(&mut inbox, 5 * OF_USER_NS), 1, "one goes through whatever it costs");
-    for _ in 0..4 {
-        assert_eq!(n_of_first(&mut inbox, LONG_NS), 0);
+    for n_times in [3, N_TURNS_OF_DEBT + 1, 1_000] {
+        assert_eq!(n_of_first(&mut inbox, n_times * OF_USER_NS), 1, "one goes through whatever it costs");
+        for _ in 1..n_times.min(N_TURNS_OF_DEBT + 1) {
+            assert_eq!(n_of_first(&mut inbox, LONG_NS), 0);
+        }
     }
     assert_eq!(n_of_first(&mut inbox, LONG_NS), 3, "it has been made up for");
 }
