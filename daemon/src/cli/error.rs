@@ -306,6 +306,7 @@ impl CliError {
     fn body(&self) -> ErrorBody {
         match self {
             Self::Guest(body)
+            | Self::NotBegun(body)
             | Self::NotCompared(body)
             | Self::Client(trellis_client::Error::Daemon(body)) => (**body).clone(),
             Self::Client(error) => {

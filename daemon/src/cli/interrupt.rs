@@ -45,9 +45,9 @@ impl Interrupts {
         self.first.cancelled().await;
     }
 
-    /// Resolves with the second interrupt, which from here on does not end the process.
-    pub(crate) async fn second(&self) {
-        self.second.get_or_init(CancellationToken::new).cancelled().await;
+    /// Resolves with the second interrupt, which from this call on does not end the process.
+    pub(crate) fn second(&self) -> impl Future<Output = ()> + use<> {
+        self.second.get_or_init(CancellationToken::new).clone().cancelled_owned()
     }
 
     /// Runs a future to its end, or drops it at the first interrupt.

@@ -61,6 +61,12 @@ impl Manager {
         say(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
+    /// The daemon lets what runs come to its end, which takes so long at most.
+    pub(super) fn drains(&self, time: Duration, status: &str) {
+        let time = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        say(&[NotifyState::Stopping, NotifyState::Status(status), NotifyState::ExtendTimeoutUsec(time)]);
+    }
+
     /// The daemon comes to its end.
     pub(super) fn ends(&self, status: &str) {
         say(&[NotifyState::Stopping, NotifyState::Status(status)]);

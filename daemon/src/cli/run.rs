@@ -115,7 +115,7 @@ struct Kept {
     profiling: Option<Profiling>,
 }
 
-/// How long a daemon that was restarted may take to come, after the drain of the one before.
+/// How long to wait for the next daemon, the drain of the one before included.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(120);
 const SUCCESSOR_PAUSE: Duration = Duration::from_millis(200);
 
@@ -144,7 +144,7 @@ pub(crate) async fn start(
         let (program, options, wanted) = (program.clone(), options.clone(), wanted.clone());
         match go(&found, word, program, options, input, wanted, format, &interrupts).await {
             Err(CliError::NotBegun(body)) => {
-                found = interrupts.stop(successor.wait_for(home, &named, body, format)).await?;
+                found = interrupts.stop(successor.wait_for(home, body, format)).await?;
             }
             result => return result,
         }
@@ -165,7 +165,6 @@ impl Successor {
     async fn wait_for(
         &mut self,
         args: &HomeArgs,
-        named: &Named,
         body: Box<ErrorBody>,
         format: Format,
     ) -> Result<Home, CliError> {
@@ -175,14 +174,18 @@ impl Successor {
         });
         loop {
             tokio::time::sleep(SUCCESSOR_PAUSE).await;
-            match args.socket.connect().await {
-                Ok(_) if since.elapsed() < SUCCESSOR_TIME => return home(args, named, format).await,
-                Err(CliError::Client(error)) if error.is_retryable() || is_away(&error) => {}
-                Err(error) => return Err(error),
-                Ok(_) => {}
+            let left = SUCCESSOR_TIME.saturating_sub(since.elapsed());
+            let found = tokio::time::timeout(left.max(SUCCESSOR_PAUSE), args.find(format)).await;
+            match found {
+                Ok(Ok(Found::There(home))) => return Ok(home),
+                // One that waited for its daemon starts none of its own.
+                Ok(Ok(Found::Here(_))) => {}
+                Ok(Err(CliError::Client(error))) if error.is_retryable() || is_away(&error) => {}
+                Ok(Err(error)) => return Err(error),
+                Err(_) => return Err(CliError::NotBegun(body)),
             }
-            if since.elapsed() >= SUCCESSOR_TIME {
-                return Err(Error::Daemon(body).into());
+            if left.is_zero() {
+                return Err(CliError::NotBegun(body));
             }
         }
     }

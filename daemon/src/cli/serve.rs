@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
@@ -128,24 +128,29 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         )),
     }
 
-    let ending = daemon.shutdown().clone();
+    let (ending, ends) = (daemon.shutdown().clone(), manager.clone());
     tokio::spawn(async move {
         ending.cancelled().await;
-        manager.ends("guests are being ended");
+        ends.ends("guests are being ended");
     });
     tokio::select! {
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
-        never = leave(&daemon, &interrupts, format) => match never {},
+        never = leave(&daemon, &interrupts, &manager, format) => match never {},
     }
     output::note(format, "stopped");
     Ok(())
 }
 
+/// What guests may take to end after the drain, of which a service manager hears.
+const END_TIME: Duration = Duration::from_secs(60);
+
 /// Has the daemon end once it is told to, after what it is at.
-async fn leave(daemon: &Daemon, interrupts: &Interrupts, format: Format) -> Infallible {
+async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, format: Format) -> Infallible {
+    let second = interrupts.second();
     interrupts.first().await;
     let (time, n) = daemon.drains();
+    manager.drains(time.saturating_add(END_TIME), "what runs comes to its end; nothing more is taken on");
     if n > 0 && !time.is_zero() {
         let seconds = time.as_secs_f64();
         output::note(
@@ -155,7 +160,7 @@ async fn leave(daemon: &Daemon, interrupts: &Interrupts, format: Format) -> Infa
     }
     tokio::select! {
         () = daemon.drain() => {}
-        () = interrupts.second() => {}
+        () = second => {}
     }
     daemon.shutdown().cancel();
     std::future::pending().await

@@ -74,7 +74,7 @@ Examples:
   trellis service status
   trellis service status --json | jq -r .state
 
-Exit status: 0 it runs, 1 it does not.";
+Exit status: 0 it runs or starts, 1 it does not.";
 
 const UNIT: &str = include_str!("../../packaging/trellis.service");
 const SOCKET_UNIT: &str = include_str!("../../packaging/trellis.socket");
@@ -213,12 +213,14 @@ fn status(format: Format) -> Result<(), CliError> {
     let shown = ["LoadState", "ActiveState", "StatusText", "MainPID", "NRestarts"].join(",");
     let output = ran("systemctl", &["show", UNITS[1], "--property", &shown]);
     let state = match output {
+        Ok(output) if !output.status.success() => return Err(CliError::NoSystemd),
         Ok(output) => state_of(&String::from_utf8_lossy(&output.stdout)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CliError::NoSystemd),
         Err(error) => return Err(CliError::io("run systemctl")(error)),
     };
     output::print(format, &state, text_of)?;
-    if state.state == "active" { Ok(()) } else { Err(CliError::ServiceDown) }
+    let is_up = ["active", "activating", "reloading"].contains(&state.state.as_str());
+    if is_up { Ok(()) } else { Err(CliError::ServiceDown) }
 }
 
 /// Of what `systemctl show` says.
@@ -274,7 +276,7 @@ fn under(root: Option<&Path>, path: &str) -> PathBuf {
 fn write(root: Option<&Path>, path: &str, bytes: &[u8], mode: u32) -> Result<PathBuf, CliError> {
     let path = under(root, path);
     let folder = path.parent().expect("it is in a folder");
-    let written = fs::create_dir_all(folder).and_then(|()| {
+    let written = make_folder(folder).and_then(|()| {
         let part =
             folder.join(format!(".{}.new", path.file_name().expect("it has a name").to_string_lossy()));
         let mut file = fs::File::create(&part)?;
@@ -285,6 +287,16 @@ fn write(root: Option<&Path>, path: &str, bytes: &[u8], mode: u32) -> Result<Pat
     });
     written.map_err(CliError::io(format!("write {}", path.display())))?;
     Ok(path)
+}
+
+/// Makes a folder that everybody may look into, whatever the umask.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), make_folder)?;
+    fs::create_dir(folder)?;
+    fs::set_permissions(folder, Permissions::from_mode(0o755))
 }
 
 fn remove(path: &Path, done: &mut Done) -> Result<(), CliError> {
@@ -347,7 +359,7 @@ mod tests {
         let unit = fs::read_to_string(at(UNIT_FILE)).expect("written");
         assert!(unit.contains("ExecStart=/usr/local/bin/trellis serve --config /etc/trellis/trellis.toml\n"));
         let mode = |path: &str| fs::metadata(at(path)).expect("written").permissions().mode() & 0o777;
-        assert_eq!((mode(EXE), mode(UNIT_FILE)), (0o755, 0o644));
+        assert_eq!((mode(EXE), mode(UNIT_FILE), mode("/etc/trellis")), (0o755, 0o644, 0o755));
         check(&at(CONFIG)).expect("a daemon starts with it");
 
         // What the operator has changed stays, over an upgrade too.

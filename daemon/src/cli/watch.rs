@@ -44,7 +44,7 @@ pub(crate) async fn watch(
             Some(Err(error)) => {
                 error.print(format);
                 // A daemon that is gone may be there again.
-                if let CliError::Client(_) = error {
+                if let CliError::Client(_) | CliError::NotBegun(_) = error {
                     home = None;
                 }
             }

@@ -80,6 +80,8 @@ impl Workers {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // What interrupts the daemon in its terminal is not for its children.
+            .process_group(0)
             .kill_on_drop(true);
         spawner::start(command).await
     }
