@@ -7,12 +7,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::{CliError, INTERRUPTED};
 
-/// Watches for interrupts: the first asks the command to end, the second ends the process. A hang-up, which comes when the
-/// terminal closes, is one that asks and never the second: the shell and the system may both send it.
+/// Watches for interrupts: the first asks the command to end, the second ends the process, or where a command waits for that one as
+/// well ([`Self::second`]), the third. A hang-up, which comes when the terminal closes, is one that asks and none of the others: the
+/// shell and the system may both send it.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupts {
     first: CancellationToken,
-    /// Where somebody waits for the second, the third ends the process.
+    /// There once a command waits for the second.
     second: Arc<OnceLock<CancellationToken>>,
 }
 
