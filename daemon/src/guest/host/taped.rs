@@ -52,6 +52,18 @@ fn recorded<R: Reply>(tape: &Tape, answer: Answer) -> R {
     }
 }
 
+/// An answer that is paid for until the guest calls again, by the function that made it or here: the guest takes it as slowly as
+/// it likes.
+fn paid<R: Reply>(state: &mut GuestState, reply: R) -> R {
+    if !state.answer.is_empty() {
+        return reply;
+    }
+    match state.pay_for_answer(reply.n_bytes()) {
+        Ok(()) => reply,
+        Err(exceeded) => R::unpaid(exceeded),
+    }
+}
+
 /// Implements a trait of the host API for [`Taped`]. On the tape, a function is called by the prefix and its name.
 macro_rules! taped {
     ($trait:path, $prefix:literal { $($functions:tt)* }) => {
@@ -73,11 +85,18 @@ macro_rules! taped {
                 return Reply::too_long(n_bytes, self.0.limits.call_bytes);
             }
             let Some(tape) = self.0.tape.clone() else {
-                return <GuestState as $trait>::$name(self.0, $($argument),*);
+                let reply = <GuestState as $trait>::$name(self.0, $($argument),*);
+                return paid(self.0, reply);
+            };
+            // The tape has the arguments once more until the answer is there.
+            let _copied = match self.0.pay_for_call(n_bytes) {
+                Ok(charge) => charge,
+                Err(exceeded) => return Reply::unpaid(exceeded),
             };
             match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
                 Ok(None) => {
                     let reply = <GuestState as $trait>::$name(self.0, $($argument),*);
+                    let reply = paid(self.0, reply);
                     match tape.note_answer(reply.to_answer()) {
                         Ok(()) => reply,
                         Err(fault) => Reply::fault(fault.into()),
@@ -106,11 +125,18 @@ macro_rules! taped {
                 return Reply::too_long(n_bytes, self.0.limits.call_bytes);
             }
             let Some(tape) = self.0.tape.clone() else {
-                return <GuestState as $trait>::$name(self.0, $($argument),*).await;
+                let reply = <GuestState as $trait>::$name(self.0, $($argument),*).await;
+                return paid(self.0, reply);
+            };
+            // The tape has the arguments once more until the answer is there.
+            let _copied = match self.0.pay_for_call(n_bytes) {
+                Ok(charge) => charge,
+                Err(exceeded) => return Reply::unpaid(exceeded),
             };
             match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
                 Ok(None) => {
                     let reply = <GuestState as $trait>::$name(self.0, $($argument),*).await;
+                    let reply = paid(self.0, reply);
                     if let Err(fault) = tape.note_answer(reply.to_answer()).and_then(|()| tape.pay()) {
                         return Reply::fault(fault.into());
                     }

@@ -1,5 +1,6 @@
 //! The values of the host API as a recording has them.
 
+use trellis_engine::account::BudgetExceeded;
 use wasmtime::component::Resource;
 
 use super::types::HostError;
@@ -30,7 +31,7 @@ pub(super) trait Data: Sized {
     /// It is of another type.
     fn from_value(value: Value) -> Result<Self, Mismatch>;
 
-    /// Bytes that it takes as an argument.
+    /// Bytes that it takes.
     fn n_bytes(&self) -> usize {
         size_of::<Self>()
     }
@@ -62,6 +63,12 @@ pub(super) trait Reply: Sized {
 
     /// Refuses arguments that are longer than they may be together.
     fn too_long(n_bytes: usize, n_bytes_max: usize) -> Self;
+
+    /// Bytes of what the guest gets.
+    fn n_bytes(&self) -> usize;
+
+    /// There is no host memory left for it.
+    fn unpaid(exceeded: BudgetExceeded) -> Self;
 }
 
 fn fault_answer(fault: &wasmtime::Error) -> Answer {
@@ -90,6 +97,14 @@ impl<T: Data> Reply for wasmtime::Result<T> {
     fn too_long(_: usize, _: usize) -> Self {
         Err(GuestFault::CallBytes.into())
     }
+
+    fn n_bytes(&self) -> usize {
+        self.as_ref().map_or(0, T::n_bytes)
+    }
+
+    fn unpaid(exceeded: BudgetExceeded) -> Self {
+        Err(GuestFault::HostBytes(exceeded).into())
+    }
 }
 
 impl<T: Data> Reply for Result<T, HostError> {
@@ -117,6 +132,14 @@ impl<T: Data> Reply for Result<T, HostError> {
         let (what, used) = ("bytes of one call".to_owned(), 0);
         let (requested, limit) = (n_bytes as u64, n_bytes_max as u64);
         Err(Error::BudgetExceeded(BudgetLimit { what, used, requested, limit }).into())
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.as_ref().map_or(0, T::n_bytes)
+    }
+
+    fn unpaid(exceeded: BudgetExceeded) -> Self {
+        Err(exceeded.into())
     }
 }
 
@@ -328,6 +351,13 @@ impl<T: Data, E: Data> Data for Result<T, E> {
             other => Err(other.mismatch("a result")),
         }
     }
+
+    fn n_bytes(&self) -> usize {
+        match self {
+            Ok(value) => value.n_bytes(),
+            Err(error) => error.n_bytes(),
+        }
+    }
 }
 
 impl<T: 'static> Data for Resource<T> {
@@ -433,6 +463,13 @@ macro_rules! cases {
                         Data::from_value(*value).map(Self::$full)
                     })+)?
                     other => Err(other.mismatch(stringify!($name))),
+                }
+            }
+
+            fn n_bytes(&self) -> usize {
+                match self {
+                    $(Self::$plain => size_of::<Self>(),)*
+                    $($(Self::$full(value) => size_of::<Self>() + value.n_bytes(),)+)?
                 }
             }
         }

@@ -4,7 +4,10 @@ use futures_util::FutureExt as _;
 use trellis_engine::account::HostCharge;
 
 use super::*;
+use crate::guest::bindings::trellis::host::session;
+use crate::guest::error::GuestFault;
 use crate::guest::host::Taped;
+use crate::guest::tape::Tape;
 
 #[tokio::test]
 async fn a_text_that_waits_for_the_client_is_paid_for_as_long_as_it_waits() {
@@ -46,4 +49,36 @@ async fn a_long_answer_is_paid_for_until_the_next_call() {
     let ApiError::BudgetExceeded(limit) = error else { panic!("{error:?}") };
     assert_eq!(limit.requested, n_bytes);
     assert_eq!(account.used(Metered::Tokens), n_tokens, "what is refused is not computed");
+}
+
+#[test]
+fn what_a_call_answers_is_paid_for_until_the_guest_calls_again() {
+    const N_BYTES: u64 = 100_000;
+    let mut guest = guest();
+    let account = guest.state.owner.account.clone();
+    guest.state.arguments = vec!["x".repeat(N_BYTES as usize)];
+    let before = account.used(Metered::HostBytes);
+    let arguments = session::Host::arguments(&mut Taped(&mut guest.state)).expect("there is room");
+    assert_eq!(arguments, guest.state.arguments);
+    assert_eq!(account.used(Metered::HostBytes) - before, N_BYTES);
+    session::Host::seed(&mut Taped(&mut guest.state)).expect("a number");
+    assert_eq!(account.used(Metered::HostBytes), before);
+    let rest = account.limit(Metered::HostBytes) - before - N_BYTES + 1;
+    let _rest = HostCharge::new(&account, rest).expect("there is more");
+    let fault = session::Host::arguments(&mut Taped(&mut guest.state)).expect_err("one byte too many");
+    assert!(matches!(fault.downcast_ref(), Some(GuestFault::HostBytes(_))), "{fault}");
+}
+
+#[tokio::test]
+async fn a_recorded_call_pays_for_the_copy_of_its_arguments() {
+    const N_BYTES: u64 = 100_000;
+    let mut guest = guest();
+    let account = guest.state.owner.account.clone();
+    guest.state.tape = Some(Tape::record(blake3::hash(b"a component"), &guest.state.limits, &account));
+    let rest = account.limit(Metered::HostBytes) - account.used(Metered::HostBytes) - N_BYTES + 1;
+    let _rest = HostCharge::new(&account, rest).expect("there is more");
+    let text = || "x".repeat(N_BYTES as usize);
+    let error = session::Host::emit_text(&mut Taped(&mut guest.state), text()).await;
+    let ApiError::BudgetExceeded(limit) = refused(error) else { panic!("it is refused otherwise") };
+    assert_eq!(limit.requested, N_BYTES);
 }
