@@ -38,6 +38,30 @@ pub fn source(name: &str) -> Option<ModelSource> {
     }
 }
 
+/// Lets go of the memory in which the system has the bundled weights: whoever has loaded a model has weights of its own. They are read
+/// from the program's file again if need be.
+#[cfg(target_os = "linux")]
+#[expect(unsafe_code, reason = "what is said of memory by its address")]
+pub(crate) fn let_go() {
+    use rustix::mm::{Advice, madvise};
+    let page_bytes = rustix::param::page_size();
+    for (_, bytes) in TINY.iter().chain(DRAFT) {
+        let start = bytes.as_ptr().align_offset(page_bytes);
+        let whole = bytes.get(start..).unwrap_or_default();
+        let n_bytes = whole.len() - whole.len() % page_bytes;
+        // SAFETY: only whole pages within `bytes`, which are constant data without addresses in it: pages of the program's file
+        // that nothing has written to. Reading them brings the same bytes again.
+        let advised = unsafe { madvise(whole.as_ptr().cast_mut().cast(), n_bytes, Advice::LinuxDontNeed) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "the bundled models stay in memory");
+        }
+    }
+}
+
+/// On other systems it is theirs to decide.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn let_go() {}
+
 /// The tokenizer of the bundled models, for models that have none of their own.
 pub(crate) fn tokenizer_json() -> &'static [u8] {
     let file = TINY.iter().find(|(name, _)| *name == "tokenizer.json");
@@ -79,6 +103,15 @@ mod tests {
         let encode = |tokenizer: &Tokenizer| tokenizer.encode(text, SpecialTokens::AsText).expect("text");
         assert_eq!(encode(&own), encode(&made));
         assert!((4096..20_000).all(|token| made.token_bytes(token).is_some_and(|bytes| !bytes.is_empty())));
+    }
+
+    #[test]
+    fn what_is_let_go_of_is_there_again() {
+        let sum =
+            || blake3::hash(TINY.iter().find(|(name, _)| name.ends_with("tensors")).expect("weights").1);
+        let before = sum();
+        let_go();
+        assert_eq!(sum(), before);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use trellis_engine::sampling::Operator;
 use trellis_engine::{Engine, EngineError, EngineSettings, KvBounds, ModelHandle, PrefixScope};
 
 use self::load::Coming;
+use crate::bundled;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
@@ -362,6 +363,7 @@ fn load_backend(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Read, DaemonError> {
     let backend = chosen.load(model, config, kv, progress)?;
+    bundled::let_go();
     let operator = match &fittings.policy {
         Some(policy) => policy.operator(model, backend.limits().n_positions_max)?,
         None => None,

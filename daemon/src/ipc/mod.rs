@@ -4,6 +4,7 @@ mod accepted;
 mod complaints;
 mod listener;
 mod lock;
+mod looks;
 mod places;
 mod rate;
 mod serve;

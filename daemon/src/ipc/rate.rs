@@ -22,13 +22,18 @@ pub(super) struct Rate {
     interval: Duration,
     /// For each user that is not known to be idle, when its next connection would begin if all came evenly.
     due: HashMap<u32, Instant>,
+    /// From how many users on those that are idle are forgotten.
+    n_users_kept: usize,
 }
+
+/// Users that are kept whether they are idle or not.
+const N_USERS_LEAST: usize = 64;
 
 impl Rate {
     pub(super) fn new(n_per_s: usize) -> Self {
         let n_per_s = n_per_s.max(1);
         let interval = Duration::from_secs(1) / u32::try_from(n_per_s).unwrap_or(u32::MAX);
-        Self { n_per_s, interval, due: HashMap::new() }
+        Self { n_per_s, interval, due: HashMap::new(), n_users_kept: N_USERS_LEAST }
     }
 
     /// When one more connection of this user, which came `now`, may begin.
@@ -39,6 +44,10 @@ impl Rate {
         // One may always be ahead, and one wait.
         let (ahead, behind) = (AHEAD.max(self.interval), BEHIND.max(self.interval));
         let least = now.checked_sub(ahead).unwrap_or(now);
+        if self.due.len() >= self.n_users_kept {
+            self.forget_idle(now);
+            self.n_users_kept = N_USERS_LEAST.max(2 * self.due.len());
+        }
         let due = self.due.entry(actor.uid).or_insert(least);
         *due = (*due).max(least);
         if due.saturating_duration_since(now) > behind {
@@ -50,7 +59,7 @@ impl Rate {
     }
 
     /// Forgets users whose connections are as far ahead as they may be.
-    pub(super) fn forget_idle(&mut self, now: Instant) {
+    fn forget_idle(&mut self, now: Instant) {
         let ahead = AHEAD.max(self.interval);
         self.due.retain(|_, due| now.saturating_duration_since(*due) < ahead);
     }
@@ -98,6 +107,18 @@ mod tests {
         assert_eq!(rate.due.len(), 1);
         rate.forget_idle(begun + 4999 * MS + AHEAD);
         assert!(rate.due.is_empty());
+    }
+
+    #[test]
+    fn idle_users_are_forgotten_once_there_are_many() {
+        let mut rate = Rate::new(10);
+        let begun = Instant::now() + Duration::from_secs(9);
+        for uid in 0..10_000 {
+            let now = begun + 10 * uid * MS;
+            rate.take(Actor { uid, gid: 0 }, now).expect("its first");
+        }
+        // Each is ahead for a second after its first connection, and so are the hundred before it.
+        assert!(rate.due.len() <= 2 * 110, "{} are kept", rate.due.len());
     }
 
     #[test]

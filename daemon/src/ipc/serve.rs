@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use interprocess::os::unix::uds_local_socket::tokio::Stream;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -13,6 +12,7 @@ use super::Listener;
 use super::accepted::Peer;
 use super::complaints::Complaints;
 use super::lock::Lock;
+use super::looks::Looks;
 use super::places::{Place, Places};
 use super::rate::Rate;
 use crate::descriptors::Shares;
@@ -25,9 +25,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// By how much the thread that accepts gives way to the engines' threads, in the system's steps of niceness. Less than guests do:
 /// whoever comes in an honest way stands in one line with those that connect and leave all the time.
 const NICENESS: i32 = 2;
-
-/// How often to look whether the socket's file is still there.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Accepts and serves connections until `shutdown` is cancelled. Then the socket is removed, the guests are stopped, and
 /// the connections are given time to say so; returns when all are closed. No other daemon can start before that. A socket
@@ -88,8 +85,7 @@ impl<S: Service> Door<S> {
         let complaints = Arc::new(Complaints::default());
         let places = Places::new(Shares::now().n_connections);
         let mut rate = Rate::new(self.sessions.n_connections_per_s());
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = Looks::of(listener.path());
         loop {
             let accepted = tokio::select! {
                 // First, so that no timer is asked of a runtime that is gone.
@@ -100,9 +96,12 @@ impl<S: Service> Door<S> {
                     until.cancelled().await;
                     break;
                 }
-                _ = looks.tick() => {
-                    complaints.note_place(&listener.restore());
-                    rate.forget_idle(Instant::now());
+                () = looks.next() => {
+                    let place = listener.restore();
+                    complaints.note_place(&place);
+                    if !matches!(place, Ok(super::listener::Place::Kept)) {
+                        looks.watch();
+                    }
                     continue;
                 }
                 accepted = listener.accept() => accepted,

@@ -1,12 +1,14 @@
 //! The Jinja environment that transformers gives to chat templates (`utils/chat_template_utils.py`).
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, StringInput, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 
 /// Instructions of one rendering. A template spends a few tens on each message.
 const FUEL: u64 = 5_000_000;
 const N_RECURSIONS_MAX: usize = 64;
+/// Spaces before a line. However many a template asks for are made in memory before anything is written.
+const INDENT_MAX: usize = 1024;
 const NAME: &str = "chat_template";
 
 /// Compiles a template.
@@ -19,6 +21,7 @@ pub(crate) fn compile(source: String) -> Result<Environment<'static>, Error> {
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(N_RECURSIONS_MAX);
     env.add_filter("tojson", tojson);
+    env.add_filter("indent", indent);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -54,12 +57,38 @@ impl std::io::Write for Bounded {
     }
 }
 
+/// Refuses to indent without measure.
+fn check_indent(width: Option<&Value>) -> Result<(), Error> {
+    match width.and_then(|width| usize::try_from(width.clone()).ok()) {
+        Some(width) if width > INDENT_MAX => {
+            let reason = format!("an indent of {width} is more than {INDENT_MAX}");
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The filter of minijinja, for widths that there may be.
+fn indent(
+    text: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let named: Option<Value> = options.get("width")?;
+    check_indent(width.map(Value::from).or(named).as_ref())?;
+    minijinja::filters::indent(text, width, first, blank, options)
+}
+
 /// `json.dumps` as transformers calls it: not made safe for HTML, unlike the filter of minijinja.
 fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
     let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     if ensure_ascii == Some(true) {
         return Err(Error::new(ErrorKind::InvalidOperation, "tojson: ensure_ascii=true is not supported"));
     }
+    let named: Option<Value> = options.get("indent")?;
+    check_indent(indent.as_ref().or(named.as_ref()))?;
     let escaped = minijinja::filters::tojson(value, indent, options)?;
     let escaped = escaped.as_str().unwrap_or_default();
 

@@ -182,6 +182,17 @@ fn templates_that_refuse_run_away_or_swell() {
     assert!(matches!(render(recursive, "", None), Err(ChatError::Template { .. })));
     let swelling = format!("{{% for a in range(9999) %}}{}{{% endfor %}}", "x".repeat(1000));
     assert!(matches!(render(&swelling, "", None), Err(ChatError::Template { .. })));
+    for source in [
+        "{{ messages | tojson(indent=10324568879994270151) }}",
+        "{{ messages | tojson(1025) }}",
+        "{{ messages[0].content | indent(18446744073709551615) }}",
+        "{{ messages[0].content | indent(width=1025) }}",
+    ] {
+        let error = render(source, "one\ntwo", None).expect_err(source).to_string();
+        assert!(error.contains("an indent of"), "{error}");
+    }
+    let indented = render("{{ messages[0].content | indent(2) }}", "one\ntwo", None);
+    assert_eq!(indented.expect("two spaces may be"), "one\n  two");
 }
 
 #[test]
