@@ -11,6 +11,7 @@
 //!   terminal unescaped, where it could pass for ours; a bar or a remark on standard output; a command without an example in
 //!   its help.
 
+mod access;
 mod bench;
 mod build;
 mod cargo;
