@@ -27,8 +27,8 @@ Examples:
   trellis config check trellis.toml && trellis serve --config trellis.toml
 
 Looked at are the file, with the nearest right name for a wrong one, users and groups of classes, the head of each model,
-and whether the operator's component and the folder of guests are there. No model is loaded. Whether all of them fit into
-the device is not known before they are.
+and whether the operator's component and the folder of guests are there. No model is loaded. `trellis doctor --config FILE`
+compares them with the memory of the device as well.
 
 Exit status: 0 a daemon would start with it, 2 it would not, or there is no such file.";
 
