@@ -91,6 +91,14 @@ say "$typed of 64 clients were told why, after $took ms"
 [ "$took" -lt 25000 ] || fail "inside the deadline"
 in_machine systemctl start trellis.socket trellis.service
 
+say "a model that the service's user cannot read"
+in_machine mkdir -m 700 -p /srv/closed
+printf '%s\n' 'models = ["/srv/closed"]' >"$root/etc/trellis/trellis.toml"
+if client service install 2>"$work/closed"; then fail "what the service could not read is refused"; fi
+grep -q 'trellis may not read' "$work/closed" || fail "it is said who may not read what: $(cat "$work/closed")"
+[ "$(property ActiveState)" = active ] || fail "what runs goes on"
+in_machine rmdir /srv/closed
+
 say "guests in processes of their own"
 printf '%s\n' 'isolation = "process"' >"$root/etc/trellis/trellis.toml"
 in_machine systemctl restart trellis.service

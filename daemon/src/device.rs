@@ -137,8 +137,19 @@ impl Chosen {
             Self::Cpu => Ok(machine::available_bytes().unwrap_or(u64::MAX)),
             Self::Cuda { card, .. } => {
                 card.gpu().make_current()?;
-                let reserve = RESERVE_BYTES + card.gpu().total_bytes() as u64 / RESERVE_PART;
-                Ok((card.gpu().free_bytes()? as u64).saturating_sub(reserve))
+                let reserve_bytes = reserve_bytes(card.gpu().total_bytes() as u64);
+                Ok((card.gpu().free_bytes()? as u64).saturating_sub(reserve_bytes))
+            }
+        }
+    }
+
+    /// Bytes that models could take of the device if nothing else were on it.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        match self {
+            Self::Cpu => machine::memory_bytes(),
+            Self::Cuda { card, .. } => {
+                let total_bytes = card.gpu().total_bytes() as u64;
+                total_bytes.saturating_sub(reserve_bytes(total_bytes))
             }
         }
     }
@@ -160,6 +171,10 @@ impl Chosen {
             Self::Cuda { card, .. } => load_cuda(card, model, config, kv, progress),
         }
     }
+}
+
+fn reserve_bytes(total_bytes: u64) -> u64 {
+    RESERVE_BYTES + total_bytes / RESERVE_PART
 }
 
 /// KV memory of a model.

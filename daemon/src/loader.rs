@@ -27,7 +27,7 @@ use crate::shares::{Needs, divide};
 use crate::totals::Totals;
 
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
-const N_POSITIONS_LEAST: usize = 2048;
+pub(crate) const N_POSITIONS_LEAST: usize = 2048;
 
 /// What goes with every model that is loaded.
 #[derive(Clone, Default)]

@@ -13,6 +13,27 @@ pub(crate) fn memory_bytes() -> u64 {
     *BYTES.get_or_init(|| known_bytes().unwrap_or(UNKNOWN_BYTES))
 }
 
+/// What bounds the memory of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// The machine has no more.
+    Machine,
+    /// Its control group is held to less than the machine has.
+    ControlGroup,
+}
+
+/// What [`memory_bytes`] is bounded by.
+pub(crate) fn bound() -> Bound {
+    let bytes = System::new().ok().and_then(|mut system| {
+        system.refresh_memory();
+        Some((group_limits(&mut system)?.total_memory, system.total_memory()))
+    });
+    match bytes {
+        Some((of_group, of_machine)) if of_group < of_machine => Bound::ControlGroup,
+        _ => Bound::Machine,
+    }
+}
+
 /// Bytes of memory that the system would give to this process: what is available on the machine, or what its control group
 /// has left. Files that the system keeps in memory make room.
 pub(crate) fn available_bytes() -> Option<u64> {

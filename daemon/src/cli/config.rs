@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::connect;
 use super::error::CliError;
 use super::output::{self, Format};
+use super::service;
 use super::table::{Align, Table};
 use crate::classes::Classes;
 use crate::config::{Config, example};
@@ -26,8 +27,8 @@ Examples:
   trellis config check trellis.toml && trellis serve --config trellis.toml
 
 Looked at are the file, with the nearest right name for a wrong one, users and groups of classes, the head of each model,
-and whether the operator's component and the folder of guests are there. No model is loaded. Whether all of them fit into
-the device is not known before they are.
+and whether the operator's component and the folder of guests are there. No model is loaded. `trellis doctor --config FILE`
+compares them with the memory of the device as well.
 
 Exit status: 0 a daemon would start with it, 2 it would not, or there is no such file.";
 
@@ -84,6 +85,14 @@ pub(super) struct Checked {
     models: Vec<String>,
     /// The names of what it sets.
     sets: Vec<String>,
+    /// What a daemon would pass over.
+    warnings: Vec<String>,
+}
+
+impl Checked {
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
 }
 
 /// A setting, as it is shown.
@@ -100,14 +109,16 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
         ConfigCommand::Check { file } => {
             let checked = check(&file)?;
             output::print(format, &checked, |checked| {
-                let Checked { path, models, sets } = checked;
+                let Checked { path, models, sets, warnings } = checked;
                 let n_sets = match sets.len() {
                     0 => "nothing".to_owned(),
                     n => format!("{n} ({})", sets.join(", ")),
                 };
                 let models = models.join(", ");
+                let warnings: String =
+                    warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
                 format!(
-                    "{}: a daemon would start with it; models: {models}; it sets {n_sets}",
+                    "{}: a daemon would start with it; models: {models}; it sets {n_sets}{warnings}",
                     path.display()
                 )
             })
@@ -146,6 +157,19 @@ pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
         path: file.to_owned(),
         models,
         sets: config.set_by_file.names().map(str::to_owned).collect(),
+        warnings: socket_passed_over(&config, service::lent_socket()).into_iter().collect(),
+    })
+}
+
+/// Of a socket of the file's beside one that a service manager hands over, which is the one that is used.
+fn socket_passed_over(config: &Config, lent: Option<PathBuf>) -> Option<String> {
+    let (told, lent) = (config.socket.as_ref()?, lent?);
+    (*told != lent).then(|| {
+        let (told, lent) = (told.display(), lent.display());
+        format!(
+            "socket: the service does not listen on {told}, but on {lent}, which systemd hands it: `systemctl edit \
+             trellis.socket` sets ListenStream="
+        )
     })
 }
 
@@ -195,5 +219,16 @@ mod tests {
         };
         assert_eq!(of(None), ("/run/a.sock".to_owned(), "file".to_owned()));
         assert_eq!(of(Some("/run/b.sock")), ("/run/b.sock".to_owned(), "environment".to_owned()));
+    }
+
+    #[test]
+    fn a_socket_beside_the_one_that_is_handed_over_is_warned_of() {
+        let lent = || Some(PathBuf::from("/run/trellis/trellis.sock"));
+        let of = |text: &str, lent| socket_passed_over(&Config::parse(text).expect("valid"), lent);
+        let warning = of("socket = '/run/a.sock'", lent()).expect("it is passed over");
+        assert!(warning.contains("not listen on /run/a.sock, but on /run/trellis/trellis.sock"), "{warning}");
+        assert_eq!(of("socket = '/run/trellis/trellis.sock'", lent()), None);
+        assert_eq!(of("socket = '/run/a.sock'", None), None);
+        assert_eq!(of("", lent()), None);
     }
 }

@@ -95,6 +95,8 @@ pub(crate) enum CliError {
     NoSuchLimit { name: String },
     #[error("{} is of a package, which installs and removes the service", unit.display())]
     ServiceOfPackage { unit: PathBuf },
+    #[error("the service could not start with {}: {reason}", file.display())]
+    ServiceCannot { file: PathBuf, reason: String, remedy: String },
     #[error("the service is not installed")]
     NoService,
     #[error("the service does not run")]
@@ -256,6 +258,7 @@ impl CliError {
             }
             Self::NoSocketPlace => "give a place with --socket /absolute/path/trellis.sock",
             Self::ServiceOfPackage { .. } => "use `systemctl` with it: `systemctl restart trellis`",
+            Self::ServiceCannot { remedy, .. } => remedy,
             Self::NoService => "`sudo trellis service install` does that",
             Self::ServiceDown => "`journalctl -u trellis` says why, `sudo systemctl start trellis` starts it",
             Self::NoSystemd => "have whatever watches over services run `trellis serve --config FILE`",

@@ -11,12 +11,14 @@
 //!   terminal unescaped, where it could pass for ours; a bar or a remark on standard output; a command without an example in
 //!   its help.
 
+mod access;
 mod bench;
 mod build;
 mod cargo;
 mod changes;
 mod chat;
 mod check;
+mod completions;
 mod config;
 mod connect;
 mod doctor;
@@ -26,6 +28,7 @@ mod input;
 mod interrupt;
 mod limits;
 mod load;
+mod man;
 mod manager;
 mod models;
 mod new;
@@ -105,6 +108,9 @@ enum Command {
     Service(service::ServiceArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
+    Completions(completions::CompletionsArgs),
+    #[command(hide = true)]
+    Man(man::ManArgs),
     /// The process that compiles one component over its standard streams
     #[command(hide = true)]
     CompileWorker,
@@ -201,6 +207,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Service(args) => service::service(args, format),
         Command::Doctor(args) => doctor::doctor(args, format).await,
         Command::Bench(args) => bench::bench(args, format).await,
+        Command::Completions(args) => completions::completions(&args),
+        Command::Man(args) => man::man(&args),
         Command::CompileWorker | Command::TrialWorker => unreachable!("it runs without a runtime"),
         #[cfg(target_os = "linux")]
         Command::GuestWorker { .. } => unreachable!("it runs without a runtime"),

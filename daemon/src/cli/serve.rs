@@ -92,11 +92,21 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
+    let told = connect::socket_told(socket, connect::socket_of_environment(), &config);
     let listener = match manager::lent_socket().map_err(CliError::io("take the socket of systemd"))? {
-        Some(lent) => Listener::adopt(lent, OPEN_MODE)?,
+        Some(lent) => {
+            let listener = Listener::adopt(lent, OPEN_MODE)?;
+            if let Some(told) = told.filter(|told| told != listener.path()) {
+                tracing::warn!(
+                    told = %told.display(),
+                    path = %listener.path().display(),
+                    "the socket that the service manager hands over is used, and the one that is told passed over"
+                );
+            }
+            listener
+        }
         None => {
-            let socket = connect::socket_told(socket, connect::socket_of_environment(), &config);
-            let socket = socket.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
+            let socket = told.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
             let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
             Listener::bind(&socket, directory_mode(&socket))?
         }

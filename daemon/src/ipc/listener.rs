@@ -162,7 +162,8 @@ impl Listener {
     }
 
     /// Listens on a socket that whoever started this process has made, and keeps: connections wait there while no daemon runs, and
-    /// its file stays when this is dropped. Needs a tokio runtime.
+    /// its file stays when this is dropped. Where that file is gone, nobody could come any more: the daemon makes a socket of its
+    /// own in its place. Needs a tokio runtime.
     ///
     /// # Errors
     /// Another daemon is running, the socket has no path, or the system refuses.
@@ -173,7 +174,18 @@ impl Listener {
             return Err(BindError::NoPath { path });
         }
         let io = |action, source| BindError::Io { action, path: path.clone(), source };
-        let file = id(&path).map_err(|error| io("look at", error))?;
+        let file = match id(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                tracing::warn!(
+                    path = %path.display(),
+                    "the file of the socket that was handed over is gone: the daemon makes its own; to have the \
+                     service manager's again, restart its socket unit"
+                );
+                return Self::bind(&path, directory_mode);
+            }
+            Err(error) => return Err(io("look at", error)),
+        };
         let lock = take_lock(&path)?;
         let socket = uds::Listener::from(OwnedFd::from(socket));
         socket.set_nonblocking(ListenerNonblockingMode::Both).map_err(|error| io("listen on", error))?;

@@ -18,7 +18,44 @@ pub(crate) enum LockError {
     Io(io::Error),
 }
 
+/// How the lock of a socket is found by whoever does not want it.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    /// There is no such file.
+    Absent,
+    /// No process has it; this one had it last, if it has said.
+    Free {
+        /// Its process.
+        pid: Option<u32>,
+    },
+    /// A process has it.
+    Held {
+        /// Which one, if it has said.
+        pid: Option<u32>,
+    },
+    /// It cannot be looked at.
+    Closed,
+}
+
 impl Lock {
+    /// Looks at the lock that belongs to a socket, and leaves it as it is.
+    pub(crate) fn look(socket: &Path) -> Seen {
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let flags = i32::try_from(flags.bits()).expect("open flags are ints");
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(Self::path(socket));
+        let mut file = match file {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Seen::Absent,
+            Err(_) => return Seen::Closed,
+        };
+        // Beside others that look as well.
+        match file.try_lock_shared() {
+            Ok(()) => Seen::Free { pid: read_pid(&mut file) },
+            Err(TryLockError::WouldBlock) => Seen::Held { pid: read_pid(&mut file) },
+            Err(TryLockError::Error(_)) => Seen::Closed,
+        }
+    }
+
     /// Takes the lock that belongs to a socket and writes this process's number into it.
     pub(crate) fn take(socket: &Path) -> Result<Self, LockError> {
         let mut file = OpenOptions::new()

@@ -14,4 +14,5 @@ mod tests;
 
 pub use accepted::{Accepted, Peer};
 pub use listener::{BindError, Listener};
+pub(crate) use lock::{Lock, Seen};
 pub use serve::run;

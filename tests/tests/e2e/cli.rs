@@ -379,25 +379,6 @@ fn a_file_of_settings_is_looked_at_before_a_daemon_does() {
 }
 
 #[test]
-fn the_doctor_says_what_there_is_and_ends_with_the_verdict() {
-    let place = tempfile::tempdir().expect("a folder");
-    let doctor = |arguments: &[&str]| {
-        let mut command = alone(arguments);
-        // A machine whose GPU is hidden is one without.
-        command.env("CUDA_VISIBLE_DEVICES", "").env("XDG_RUNTIME_DIR", place.path());
-        done(&mut command)
-    };
-    let said = doctor(&["doctor"]);
-    let verdict = said.lines().last().expect("a last line");
-    assert!(verdict.starts_with("CUDA: not usable: ") && said.contains("bundled models: tiny"), "{said}");
-    let report: Value = serde_json::from_str(&doctor(&["doctor", "--json"])).expect("JSON");
-    assert_eq!((&report["cuda"]["usable"], &report["cuda"]["summary"]), (&false.into(), &verdict.into()));
-    assert!(report["cuda"]["problems"][0]["remedy"].as_str().expect("a text").len() > 20, "{report}");
-    assert!(!report["cuda"]["driver"]["library"]["looked_for"].as_array().expect("a list").is_empty());
-    assert_eq!(report["cpu"]["ok"], true);
-}
-
-#[test]
 fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     let (folder, path) = hostile();
     assert_eq!(done(&mut alone(&["run", "--no-stdin", &path, "exit-well"])), "");

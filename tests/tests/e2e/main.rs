@@ -13,6 +13,7 @@ mod cli;
 mod concurrency;
 mod constraints;
 mod descriptors;
+mod doctor;
 mod dropped;
 mod dtypes;
 mod evictions;

@@ -1,7 +1,11 @@
 //! What a service manager hears from a daemon.
 
+use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::net::UnixDatagram;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -89,4 +93,68 @@ fn of_a_daemon_whose_engine_stands_still_nothing_more_is_heard() {
             assert!(begun.elapsed() < PATIENCE, "it goes on to say that it lives");
         }
     });
+}
+
+/// A daemon that is handed a socket, as by a socket unit, and told to listen elsewhere.
+struct Handed {
+    daemon: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Handed {
+    /// Starts it; this is done to the socket's file beforehand.
+    fn start(beforehand: impl FnOnce(&Path)) -> Self {
+        const SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" \"$@\"";
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let text = toml::to_string(&daemons::config(exe())).expect("settings can be written down");
+        fs::write(at("trellis.toml"), text).expect("written");
+        let listener = UnixListener::bind(at("lent.sock")).expect("bound");
+        beforehand(&at("lent.sock"));
+        let mut daemon = daemons::trellis("sh");
+        daemon.args(["-c", SCRIPT, exe(), "serve", "--config"]).arg(at("trellis.toml"));
+        daemon.arg("--socket").arg(at("told.sock")).stdin(Stdio::from(OwnedFd::from(listener)));
+        daemon.stderr(File::create(at("log")).expect("made"));
+        Self { daemon: daemon.spawn().expect("it starts"), folder }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Waits until it answers where it was handed a socket, and ends it; its log.
+    fn answers_and_ends(mut self) -> String {
+        let begun = Instant::now();
+        let log = || fs::read_to_string(self.at("log")).expect("it is there");
+        let asked = async || Client::connect_to(&self.at("lent.sock")).await?.info().await;
+        while block_on(asked()).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "it does not answer: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!self.at("told.sock").exists());
+        let log = log();
+        let pid = Pid::from_raw(i32::try_from(self.daemon.id()).expect("a process")).expect("not 0");
+        kill_process(pid, Signal::TERM).expect("it runs");
+        assert_eq!(daemons::wait(&mut self.daemon).code(), Some(0));
+        log
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+#[test]
+fn of_two_sockets_the_one_that_is_handed_over_is_used_and_that_is_said() {
+    let log = Handed::start(|_| {}).answers_and_ends();
+    assert!(log.contains("passed over") && log.contains("told.sock") && log.contains("lent.sock"), "{log}");
+}
+
+#[test]
+fn a_daemon_makes_its_own_socket_where_the_file_of_the_handed_one_is_gone() {
+    let log = Handed::start(|socket| fs::remove_file(socket).expect("it is there")).answers_and_ends();
+    assert!(log.contains("is gone") && log.contains("restart its socket unit"), "{log}");
 }

@@ -1,18 +1,24 @@
 //! `trellis service`: the daemon as a service of systemd, where no package has made it one.
 
-use std::fs::{self, Permissions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+mod image;
+mod mark;
+mod readable;
+mod state;
+
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use self::image::Image;
+use super::access::Identity;
 use super::config::check;
 use super::error::CliError;
 use super::output::{self, Format};
-use crate::config::example;
+use crate::config::{Config, example};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -76,9 +82,9 @@ Examples:
 
 Exit status: 0 it runs or starts, 1 it does not.";
 
-const UNIT: &str = include_str!("../../packaging/trellis.service");
-const SOCKET_UNIT: &str = include_str!("../../packaging/trellis.socket");
-const SYSUSERS: &str = include_str!("../../packaging/sysusers.conf");
+const UNIT: &str = include_str!("../../../packaging/trellis.service");
+const SOCKET_UNIT: &str = include_str!("../../../packaging/trellis.socket");
+const SYSUSERS: &str = include_str!("../../../packaging/sysusers.conf");
 
 /// Where a package has the program, as the unit names it, and where this command puts it.
 const PACKAGED_EXE: &str = "/usr/bin/trellis";
@@ -92,6 +98,8 @@ const SYSUSERS_FILE: &str = "/etc/sysusers.d/trellis.conf";
 /// Where packages have the unit.
 const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/trellis.service", "/lib/systemd/system/trellis.service"];
+const PACKAGED_SOCKETS: [&str; 2] =
+    ["/usr/lib/systemd/system/trellis.socket", "/lib/systemd/system/trellis.socket"];
 
 /// What the service leaves behind by itself.
 const LEFTOVERS: [&str; 2] = ["/var/cache/trellis", "/run/trellis"];
@@ -109,7 +117,7 @@ struct File {
 }
 
 /// What was done.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Done {
     wrote: Vec<PathBuf>,
     removed: Vec<PathBuf>,
@@ -117,54 +125,45 @@ struct Done {
     started: bool,
 }
 
-/// How the service is.
-#[derive(Serialize)]
-struct State {
-    /// As systemd has it: `active`, `inactive`, `failed`, ...; `not-installed` where there is none.
-    state: String,
-    /// What the daemon has said last.
-    status: Option<String>,
-    pid: Option<u32>,
-    /// How often systemd has started it again.
-    n_restarts: u64,
-}
-
 pub(crate) fn service(args: ServiceArgs, format: Format) -> Result<(), CliError> {
     match args.command {
-        ServiceCommand::Install { root } => install(root.as_deref(), format),
-        ServiceCommand::Uninstall { root, purge } => uninstall(root.as_deref(), purge, format),
-        ServiceCommand::Status => status(format),
+        ServiceCommand::Install { root } => install(&Image::new(root), format),
+        ServiceCommand::Uninstall { root, purge } => uninstall(&Image::new(root), purge, format),
+        ServiceCommand::Status => state::show(format),
     }
 }
 
-fn install(root: Option<&Path>, format: Format) -> Result<(), CliError> {
-    if let Some(unit) = PACKAGED_UNITS.into_iter().map(|unit| under(root, unit)).find(|unit| unit.exists()) {
-        return Err(CliError::ServiceOfPackage { unit });
+fn install(image: &Image, format: Format) -> Result<(), CliError> {
+    for unit in PACKAGED_UNITS {
+        if image.has(unit).map_err(looking(unit))? {
+            return Err(CliError::ServiceOfPackage { unit: image.at(unit).map_err(looking(unit))? });
+        }
     }
-    if root.is_none() {
+    if image.is_machine() {
         may_manage()?;
     }
-    let config = under(root, CONFIG);
-    let mut done = Done { wrote: Vec::new(), removed: Vec::new(), kept: Vec::new(), started: false };
-    if config.exists() {
+    let mut done = Done::default();
+    let config = image.at(CONFIG).map_err(looking(CONFIG))?;
+    if image.has(CONFIG).map_err(looking(CONFIG))? {
         // A daemon that runs is not to be stopped for one that would not start.
-        if root.is_none() {
-            check(&config)?;
+        if image.is_machine() {
+            let user = Identity::of_user(USER).map_err(CliError::io(format!("look up the user {USER}")))?;
+            readable::check(
+                &config,
+                &Config::load(&config)?,
+                &user.unwrap_or_else(|| Identity::stranger(USER)),
+            )?;
+            check(&config)?.warnings().iter().for_each(|warning| output::note(format, warning));
         }
         done.kept.push(config);
     } else {
-        done.wrote.push(write(root, CONFIG, example().as_bytes(), 0o644)?);
+        done.wrote.push(write(image, CONFIG, example().as_bytes(), 0o644)?);
     }
-    let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
-    let own = under(root, EXE);
-    if !is_same(&program, &own) {
-        let bytes = fs::read(&program).map_err(CliError::io(format!("read {}", program.display())))?;
-        done.wrote.push(write(root, EXE, &bytes, 0o755)?);
+    let mark = install_program(image, &mut done)?;
+    for File { path, text } in files(mark.as_deref()) {
+        done.wrote.push(write(image, path, text.as_bytes(), 0o644)?);
     }
-    for File { path, text } in files() {
-        done.wrote.push(write(root, path, text.as_bytes(), 0o644)?);
-    }
-    if root.is_none() {
+    if image.is_machine() {
         run("systemd-sysusers", &[SYSUSERS_FILE])?;
         run("systemctl", &["daemon-reload"])?;
         run("systemctl", &["enable", "--quiet", UNITS[0], UNITS[1]])?;
@@ -176,31 +175,56 @@ fn install(root: Option<&Path>, format: Format) -> Result<(), CliError> {
     tell(&done, format)
 }
 
-fn uninstall(root: Option<&Path>, purge: bool, format: Format) -> Result<(), CliError> {
-    if root.is_none() {
+/// Puts this program in its place, unless it is there already. Its mark, if it is this command that has put it there.
+fn install_program(image: &Image, done: &mut Done) -> Result<Option<String>, CliError> {
+    let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
+    let bytes = fs::read(&program).map_err(CliError::io(format!("read {}", program.display())))?;
+    let mark = mark::of(&bytes);
+    if is_same(&program, &image.at(EXE).map_err(looking(EXE))?) {
+        return Ok(mark_of_unit(image)?.filter(|earlier| *earlier == mark));
+    }
+    done.wrote.push(write(image, EXE, &bytes, 0o755)?);
+    Ok(Some(mark))
+}
+
+fn mark_of_unit(image: &Image) -> Result<Option<String>, CliError> {
+    let unit = image.read(UNIT_FILE).map_err(looking(UNIT_FILE))?;
+    Ok(unit.and_then(|unit| mark::find(&String::from_utf8_lossy(&unit)).map(str::to_owned)))
+}
+
+fn uninstall(image: &Image, purge: bool, format: Format) -> Result<(), CliError> {
+    if image.is_machine() {
         may_manage()?;
     }
-    if !under(root, UNIT_FILE).exists() {
+    if !image.has(UNIT_FILE).map_err(looking(UNIT_FILE))? {
         return Err(CliError::NoService);
     }
-    if root.is_none() {
+    if image.is_machine() {
         output::note(format, "stopping; what runs is waited for");
         run("systemctl", &["disable", "--quiet", "--now", UNITS[0], UNITS[1]])?;
     }
-    let mut done = Done { wrote: Vec::new(), removed: Vec::new(), kept: Vec::new(), started: false };
-    let config = under(root, CONFIG);
-    if purge || fs::read_to_string(&config).is_ok_and(|text| text == example()) {
-        remove(&config, &mut done)?;
+    let mut done = Done::default();
+    let config = image.at(CONFIG).map_err(looking(CONFIG))?;
+    let is_unchanged =
+        image.read(CONFIG).map_err(looking(CONFIG))?.is_some_and(|text| text == example().as_bytes());
+    if purge || is_unchanged {
+        remove(image, CONFIG, &mut done)?;
         // Other files of the operator's may be there.
         let _ = fs::remove_dir(config.parent().expect("it is in a folder"));
-    } else if config.exists() {
+    } else if image.has(CONFIG).map_err(looking(CONFIG))? {
         done.kept.push(config);
     }
-    let files = files();
-    for path in files.iter().map(|file| file.path).chain([EXE]).chain(LEFTOVERS) {
-        remove(&under(root, path), &mut done)?;
+    let program = image.read(EXE).map_err(looking(EXE))?;
+    match (program.map(|program| mark::of(&program)), mark_of_unit(image)?) {
+        (Some(found), Some(installed)) if found == installed => remove(image, EXE, &mut done)?,
+        (None, _) => {}
+        // Somebody else has put it there.
+        (Some(_), _) => done.kept.push(image.at(EXE).map_err(looking(EXE))?),
     }
-    if root.is_none() {
+    for path in files(None).iter().map(|file| file.path).chain(LEFTOVERS) {
+        remove(image, path, &mut done)?;
+    }
+    if image.is_machine() {
         run("systemctl", &["daemon-reload"])?;
         if purge {
             run("userdel", &[USER])?;
@@ -209,55 +233,21 @@ fn uninstall(root: Option<&Path>, purge: bool, format: Format) -> Result<(), Cli
     tell(&done, format)
 }
 
-fn status(format: Format) -> Result<(), CliError> {
-    let shown = ["LoadState", "ActiveState", "StatusText", "MainPID", "NRestarts"].join(",");
-    let output = ran("systemctl", &["show", UNITS[1], "--property", &shown]);
-    let state = match output {
-        Ok(output) if !output.status.success() => return Err(CliError::NoSystemd),
-        Ok(output) => state_of(&String::from_utf8_lossy(&output.stdout)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CliError::NoSystemd),
-        Err(error) => return Err(CliError::io("run systemctl")(error)),
-    };
-    output::print(format, &state, text_of)?;
-    let is_up = ["active", "activating", "reloading"].contains(&state.state.as_str());
-    if is_up { Ok(()) } else { Err(CliError::ServiceDown) }
+/// Where the socket is that systemd hands over, on a machine that has the socket unit.
+pub(super) fn lent_socket() -> Option<PathBuf> {
+    let texts =
+        [SOCKET_FILE].into_iter().chain(PACKAGED_SOCKETS).filter_map(|unit| fs::read_to_string(unit).ok());
+    texts.into_iter().find_map(|text| listen_stream(&text))
 }
 
-/// Of what `systemctl show` says.
-fn state_of(shown: &str) -> State {
-    let value = |name: &str| {
-        let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        line.filter(|value| !value.is_empty())
-    };
-    let state = match value("LoadState") {
-        Some("loaded") => value("ActiveState").unwrap_or("unknown"),
-        _ => "not-installed",
-    };
-    State {
-        state: state.to_owned(),
-        status: value("StatusText").map(str::to_owned),
-        pid: value("MainPID").and_then(|pid| pid.parse().ok()).filter(|&pid| pid > 0),
-        n_restarts: value("NRestarts").and_then(|n| n.parse().ok()).unwrap_or(0),
-    }
+fn listen_stream(unit: &str) -> Option<PathBuf> {
+    unit.lines().find_map(|line| line.strip_prefix("ListenStream=")).map(|path| PathBuf::from(path.trim()))
 }
 
-fn text_of(state: &State) -> String {
-    let State { state, status, pid, n_restarts } = state;
-    let pid = pid.map(|pid| format!(", process {pid}")).unwrap_or_default();
-    let status = status.as_ref().map(|status| format!(": {status}")).unwrap_or_default();
-    let again = match n_restarts {
-        0 => String::new(),
-        n => format!(" (started again {n} times)"),
-    };
-    match state.as_str() {
-        "not-installed" => "not installed; `sudo trellis service install` does that".to_owned(),
-        state => format!("{state}{pid}{status}{again}"),
-    }
-}
-
-/// The units and the user's, for the place of the program.
-fn files() -> [File; 3] {
+/// The units and the user's, for the place of the program; with its mark, if it has one.
+fn files(mark: Option<&str>) -> [File; 3] {
     let unit = UNIT.replace(PACKAGED_EXE, EXE);
+    let unit = mark.map_or_else(|| unit.clone(), |mark| mark::put(&unit, mark));
     [
         File { path: UNIT_FILE, text: unit },
         File { path: SOCKET_FILE, text: SOCKET_UNIT.to_owned() },
@@ -265,47 +255,16 @@ fn files() -> [File; 3] {
     ]
 }
 
-fn under(root: Option<&Path>, path: &str) -> PathBuf {
-    match root {
-        Some(root) => root.join(path.trim_start_matches('/')),
-        None => PathBuf::from(path),
-    }
+fn looking(path: &str) -> impl FnOnce(io::Error) -> CliError {
+    CliError::io(format!("look at {path}"))
 }
 
-/// Writes a file as a whole or not at all: a program that runs cannot be written over.
-fn write(root: Option<&Path>, path: &str, bytes: &[u8], mode: u32) -> Result<PathBuf, CliError> {
-    let path = under(root, path);
-    let folder = path.parent().expect("it is in a folder");
-    let written = make_folder(folder).and_then(|()| {
-        let part =
-            folder.join(format!(".{}.new", path.file_name().expect("it has a name").to_string_lossy()));
-        let mut file = fs::File::create(&part)?;
-        file.write_all(bytes)?;
-        file.set_permissions(Permissions::from_mode(mode))?;
-        file.sync_all()?;
-        fs::rename(&part, &path).inspect_err(|_| drop(fs::remove_file(&part)))
-    });
-    written.map_err(CliError::io(format!("write {}", path.display())))?;
-    Ok(path)
+fn write(image: &Image, path: &str, bytes: &[u8], mode: u32) -> Result<PathBuf, CliError> {
+    image.write(path, bytes, mode).map_err(CliError::io(format!("write {path}")))
 }
 
-/// Makes a folder that everybody may look into, whatever the umask.
-fn make_folder(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    folder.parent().map_or(Ok(()), make_folder)?;
-    fs::create_dir(folder)?;
-    fs::set_permissions(folder, Permissions::from_mode(0o755))
-}
-
-fn remove(path: &Path, done: &mut Done) -> Result<(), CliError> {
-    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
-        Ok(()) => done.removed.push(path.to_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(source) => return Err(CliError::io(format!("remove {}", path.display()))(source)),
-    }
+fn remove(image: &Image, path: &str, done: &mut Done) -> Result<(), CliError> {
+    done.removed.extend(image.remove(path).map_err(CliError::io(format!("remove {path}")))?);
     Ok(())
 }
 
@@ -349,13 +308,16 @@ fn tell(done: &Done, format: Format) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
     fn what_was_installed_is_taken_away_again() {
         let root = tempfile::tempdir().expect("a folder");
-        let at = |path: &str| under(Some(root.path()), path);
-        install(Some(root.path()), Format::Json).expect("nothing is there");
+        let image = Image::new(Some(root.path().to_owned()));
+        let at = |path: &str| image.at(path).expect("no circle");
+        install(&image, Format::Json).expect("nothing is there");
         let unit = fs::read_to_string(at(UNIT_FILE)).expect("written");
         assert!(unit.contains("ExecStart=/usr/local/bin/trellis serve --config /etc/trellis/trellis.toml\n"));
         let mode = |path: &str| fs::metadata(at(path)).expect("written").permissions().mode() & 0o777;
@@ -364,28 +326,40 @@ mod tests {
 
         // What the operator has changed stays, over an upgrade too.
         fs::write(at(CONFIG), "models = ['draft']").expect("written");
-        install(Some(root.path()), Format::Json).expect("again");
-        uninstall(Some(root.path()), false, Format::Json).expect("it is there");
+        install(&image, Format::Json).expect("again");
+        uninstall(&image, false, Format::Json).expect("it is there");
         assert_eq!(fs::read_to_string(at(CONFIG)).expect("kept"), "models = ['draft']");
         assert!(!at(UNIT_FILE).exists() && !at(SOCKET_FILE).exists() && !at(EXE).exists());
-        assert!(matches!(uninstall(Some(root.path()), false, Format::Json), Err(CliError::NoService)));
-        install(Some(root.path()), Format::Json).expect("again");
-        uninstall(Some(root.path()), true, Format::Json).expect("it is there");
+        assert!(matches!(uninstall(&image, false, Format::Json), Err(CliError::NoService)));
+        install(&image, Format::Json).expect("again");
+        // A program that came there in another way is not this command's to take.
+        fs::write(at(EXE), "another").expect("written");
+        uninstall(&image, true, Format::Json).expect("it is there");
         assert!(!at("/etc/trellis").exists());
+        assert_eq!(fs::read_to_string(at(EXE)).expect("kept"), "another");
 
         fs::create_dir_all(at(PACKAGED_UNITS[0]).parent().expect("a folder")).expect("made");
         fs::write(at(PACKAGED_UNITS[0]), UNIT).expect("written");
-        assert!(matches!(install(Some(root.path()), Format::Json), Err(CliError::ServiceOfPackage { .. })));
+        assert!(matches!(install(&image, Format::Json), Err(CliError::ServiceOfPackage { .. })));
     }
 
     #[test]
-    fn the_state_is_what_systemd_says() {
-        let shown =
-            "LoadState=loaded\nActiveState=active\nStatusText=serving tiny on cpu\nMainPID=7\nNRestarts=2\n";
-        let state = state_of(shown);
-        assert_eq!(text_of(&state), "active, process 7: serving tiny on cpu (started again 2 times)");
-        let state =
-            state_of("LoadState=not-found\nActiveState=inactive\nStatusText=\nMainPID=0\nNRestarts=0\n");
-        assert_eq!((state.state.as_str(), state.pid, state.status), ("not-installed", None, None));
+    fn a_program_that_was_in_its_place_before_is_not_marked() {
+        let root = tempfile::tempdir().expect("a folder");
+        let image = Image::new(Some(root.path().to_owned()));
+        // In the place of the image is this very program, by a link.
+        let own = image.at(EXE).expect("no circle");
+        fs::create_dir_all(own.parent().expect("a folder")).expect("made");
+        std::os::unix::fs::symlink(std::env::current_exe().expect("this program"), &own).expect("made");
+        install(&image, Format::Json).expect("nothing else is there");
+        assert_eq!(mark_of_unit(&image).expect("no circle"), None);
+        uninstall(&image, false, Format::Json).expect("it is there");
+        assert!(fs::symlink_metadata(&own).is_ok(), "it is not this command's");
+    }
+
+    #[test]
+    fn the_socket_of_the_unit_is_known() {
+        assert_eq!(listen_stream(SOCKET_UNIT), Some(trellis_client::socket::SYSTEM_SOCKET.into()));
+        assert_eq!(listen_stream("[Socket]\n"), None);
     }
 }

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# daemon/packaging/deb.sh [OPTION...]: the Debian package of this checkout, in the target folder, and one with its debug symbols.
+#
+# Options go to `cargo deb`. Needs Rust and cargo-deb (`cargo install cargo-deb`). With TRELLIS_EXE, the program in that file is
+# packed, and none is built.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+target=$(cargo metadata --format-version 1 --no-deps | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+exe=$target/release/trellis made=$target/release/packaging
+if [ -n "${TRELLIS_EXE:-}" ]; then
+  mkdir -p "$target/release"
+  [ "$TRELLIS_EXE" -ef "$exe" ] || cp "$TRELLIS_EXE" "$exe"
+else
+  cargo build --release --locked -p trellis
+fi
+
+rm -rf "$made"
+mkdir -p "$made/man" "$made/completions"
+"$exe" config example >"$made/trellis.toml"
+"$exe" man "$made/man"
+gzip --best --no-name "$made"/man/*.1
+"$exe" completions bash >"$made/completions/trellis"
+"$exe" completions zsh >"$made/completions/_trellis"
+"$exe" completions fish >"$made/completions/trellis.fish"
+cargo deb --locked --package trellis --no-build --dbgsym "$@"
