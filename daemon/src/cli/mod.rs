@@ -42,6 +42,7 @@ mod seconds;
 mod seed;
 mod serve;
 mod service;
+mod status;
 mod stop;
 mod table;
 mod test;
@@ -68,8 +69,8 @@ Examples:
   trellis chat                            talk to the model
 
 Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
-recording, 75 the device or the model failed, the model was unloaded or on its way out, or the daemon was going down:
-the same may work another time, 130 interrupted.";
+recording, or `trellis status` found no daemon that serves, 75 the device or the model failed, the model was unloaded
+or on its way out, or the daemon was going down: the same may work another time, 130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]
@@ -97,6 +98,7 @@ enum Command {
     Models(models::ModelsArgs),
     Load(load::LoadArgs),
     Unload(unload::UnloadArgs),
+    Status(status::StatusArgs),
     Ps(ps::PsArgs),
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
@@ -193,6 +195,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Models(args) => models::models(args, format).await,
         Command::Load(args) => load::load(args, format).await,
         Command::Unload(args) => unload::unload(args, format).await,
+        Command::Status(args) => status::status(args, format).await,
         Command::Ps(args) => ps::ps(args, format).await,
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
@@ -272,6 +275,7 @@ mod tests {
             "trellis run --record",
             "trellis stop 3 --daemon",
             "trellis stop three",
+            "trellis status now",
             "trellis bench --tokens 1",
             "trellis bench --contexts 0",
             "trellis chat --temperature warm",

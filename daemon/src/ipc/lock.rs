@@ -21,7 +21,7 @@ pub(crate) enum LockError {
 impl Lock {
     /// Takes the lock that belongs to a socket and writes this process's number into it.
     pub(crate) fn take(socket: &Path) -> Result<Self, LockError> {
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -32,11 +32,16 @@ impl Lock {
             .map_err(LockError::Io)?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&mut file) }),
+            Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&file) }),
             Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
         }
-        write_pid(&mut file).map_err(LockError::Io)?;
+        write(&file, "").map_err(LockError::Io)?;
         Ok(Self { file })
+    }
+
+    /// A way to say in the lock's file how far the start is, for who is told by nothing else.
+    pub(crate) fn note(&self) -> io::Result<StartNote> {
+        Ok(StartNote(self.file.try_clone()?))
     }
 
     /// Whether this lock is still the one that another daemon would ask for.
@@ -53,15 +58,52 @@ impl Lock {
     }
 }
 
-fn write_pid(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
+/// Bytes of a lock's file that are read.
+const N_BYTES_MAX: u64 = 256;
+
+/// How far the start of a daemon is, said in its lock's file.
+#[derive(Debug)]
+pub struct StartNote(File);
+
+impl StartNote {
+    /// Says it, in a line after the process's number.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn say(&self, progress: &str) -> io::Result<()> {
+        let line: String =
+            progress.chars().filter(|c| !c.is_control()).take(N_BYTES_MAX as usize / 8).collect();
+        write(&self.0, &line)
+    }
+}
+
+/// The process that owns a socket and what it last said of its start, as far as this user may know. Whether it is still there its
+/// socket says.
+#[must_use]
+pub fn start_of(socket: &Path) -> Option<(u32, Option<String>)> {
+    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).expect("open flags are ints");
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(Lock::path(socket)).ok()?;
+    let text = read(&file)?;
+    let (pid, progress) = text.split_once('\n').unwrap_or((&text, ""));
+    let progress = progress.lines().next().filter(|line| !line.is_empty());
+    Some((pid.trim().parse().ok()?, progress.map(str::to_owned)))
+}
+
+fn write(mut file: &File, progress: &str) -> io::Result<()> {
+    let end = if progress.is_empty() { "" } else { "\n" };
+    let text = format!("{}\n{progress}{end}", std::process::id());
     file.rewind()?;
-    writeln!(file, "{}", std::process::id())
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
+}
+
+fn read(file: &File) -> Option<String> {
+    let mut text = String::new();
+    file.take(N_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// The owner may not have written it yet.
-fn read_pid(file: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    file.take(16).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+fn read_pid(file: &File) -> Option<u32> {
+    read(file)?.lines().next()?.trim().parse().ok()
 }

@@ -13,4 +13,5 @@ mod tests;
 
 pub use accepted::{Accepted, Peer};
 pub use listener::{BindError, Listener};
+pub use lock::{StartNote, start_of};
 pub use serve::run;
