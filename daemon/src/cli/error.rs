@@ -62,6 +62,8 @@ pub(crate) enum CliError {
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
+    #[error("`trellis top` draws on a terminal, and there is none")]
+    NoTerminal,
     #[error("some tests failed")]
     TestsFailed,
     #[error("no crate can be named after {}: {reason}", path.display())]
@@ -265,6 +267,9 @@ impl CliError {
             Self::NoService => "`sudo trellis service install` does that",
             Self::ServiceDown => "`journalctl -u trellis` says why, `sudo systemctl start trellis` starts it",
             Self::NoSystemd => "have whatever watches over services run `trellis serve --config FILE`",
+            Self::NoTerminal => {
+                "`trellis ps --json` and `trellis info --json` are for programs, `trellis top --once` is one frame as text"
+            }
             Self::NotRoot => "run it again with `sudo`",
             Self::NotACrate { .. } | Self::NotAComponent { source: GuestError::NotWasm { .. }, .. } => {
                 "give a folder with a Cargo.toml, a .wasm component, or an example's name"

@@ -2,7 +2,7 @@
 //!
 //! - Comes in: arguments, standard input as messages to a guest (`input`), signals (`interrupt`), the answers and events of a
 //!   daemon.
-//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`);
+//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`, `top`);
 //!   remarks, progress and errors on standard error; an exit status (`error`), which is part of the interface.
 //! - Most commands are clients of a daemon. `connect` finds the one that runs, or starts one inside this process; `resolve`
 //!   says what a word means as a guest, and `cargo` and `toolchain` build it. `serve` is the daemon; `doctor` and `bench`
@@ -48,6 +48,7 @@ mod table;
 mod test;
 mod test_runner;
 mod toolchain;
+mod top;
 mod unload;
 mod watch;
 
@@ -99,6 +100,7 @@ enum Command {
     Load(load::LoadArgs),
     Unload(unload::UnloadArgs),
     Status(status::StatusArgs),
+    Top(top::TopArgs),
     Ps(ps::PsArgs),
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
@@ -196,6 +198,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Load(args) => load::load(args, format).await,
         Command::Unload(args) => unload::unload(args, format).await,
         Command::Status(args) => status::status(args, format).await,
+        Command::Top(args) => top::top(args, format).await,
         Command::Ps(args) => ps::ps(args, format).await,
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
@@ -275,6 +278,8 @@ mod tests {
             "trellis run --record",
             "trellis stop 3 --daemon",
             "trellis stop three",
+            "trellis top --interval 0",
+            "trellis top --interval 1h",
             "trellis status now",
             "trellis bench --tokens 1",
             "trellis bench --contexts 0",
