@@ -358,6 +358,7 @@ impl Daemon {
                 failure = self.failed() => failure,
             };
             tracing::error!(device = failure.device, error = %failure.failure, "the device has failed");
+            self.loader.news().note_failure(format!("the device failed: {failure}"));
             let is_hopeless = reopened.is_some_and(|at| at.elapsed() < REOPENED_FOR_MIN);
             if self.loader.config().on_device_failure == OnDeviceFailure::Reopen && !is_hopeless {
                 let reopening = tokio::select! {
@@ -370,7 +371,12 @@ impl Daemon {
                         tracing::warn!("the device was opened again; all contexts are gone");
                         continue;
                     }
-                    Err(error) => tracing::error!(%error, "the device cannot be opened again"),
+                    Err(error) => {
+                        tracing::error!(%error, "the device cannot be opened again");
+                        self.loader
+                            .news()
+                            .note_failure(format!("the device cannot be opened again: {error}"));
+                    }
                 }
             }
             self.shutdown.cancel();

@@ -1,6 +1,7 @@
 //! Devices, the engine on each, and the models that come and go there.
 
 mod load;
+mod news;
 mod reopen;
 mod unload;
 
@@ -16,6 +17,7 @@ use trellis_engine::sampling::Operator;
 use trellis_engine::{Engine, EngineError, EngineSettings, KvBounds, ModelHandle, PrefixScope};
 
 use self::load::Coming;
+pub(crate) use self::news::News;
 use crate::bundled;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
@@ -52,6 +54,7 @@ pub(crate) struct Loader {
     default: String,
     leaving: Leaving,
     totals: Totals,
+    news: News,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
     /// How often a model has come to the place that was kept for it, or has failed to, or has gone: loads that wait for room
@@ -121,6 +124,7 @@ impl Loader {
             default,
             leaving: Leaving::default(),
             totals: Totals::default(),
+            news: News::default(),
             devices: Mutex::new(vec![first]),
             changes: watch::Sender::new(0),
             ending: CancellationToken::new(),
@@ -140,6 +144,11 @@ impl Loader {
     /// What was computed by all models that were ever loaded.
     pub(crate) fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// What is being loaded, and what went wrong last.
+    pub(crate) fn news(&self) -> &News {
+        &self.news
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -312,14 +321,16 @@ fn open_device(
         latency_multiple: config.latency_multiple,
         port: fittings.seams.port,
     };
+    let capacity_bytes = chosen.capacity_bytes()?;
     Ok(OpenDevice {
         device: chosen.device(),
-        capacity_bytes: chosen.capacity_bytes()?,
+        capacity_bytes,
         chosen,
         tenants: Vec::new(),
         coming: Vec::new(),
         engine: Engine::start(settings),
-        past: DevicePast::begin(),
+        // The most of all numbers stands for what is not known.
+        past: DevicePast::begin(Some(capacity_bytes).filter(|&n_bytes| n_bytes < u64::MAX)),
     })
 }
 

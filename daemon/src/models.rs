@@ -32,14 +32,21 @@ pub(crate) struct DeviceWatch {
 #[derive(Debug)]
 pub(crate) struct DevicePast {
     opened: Instant,
+    /// Bytes that models may take of it, if that is known.
+    capacity_bytes: Option<u64>,
     /// How long it has computed for models that are gone, in microseconds.
     busy_us: AtomicU64,
 }
 
 impl DevicePast {
-    /// That of a device that was opened just now.
-    pub(crate) fn begin() -> Arc<Self> {
-        Arc::new(Self { opened: Instant::now(), busy_us: AtomicU64::new(0) })
+    /// That of a device that was opened just now, of which models may take so many bytes.
+    pub(crate) fn begin(capacity_bytes: Option<u64>) -> Arc<Self> {
+        Arc::new(Self { opened: Instant::now(), capacity_bytes, busy_us: AtomicU64::new(0) })
+    }
+
+    /// Bytes that models may take of it, if that is known.
+    pub(crate) fn capacity_bytes(&self) -> Option<u64> {
+        self.capacity_bytes
     }
 
     /// Since it was opened.

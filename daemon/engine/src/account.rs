@@ -3,6 +3,7 @@
 mod host_charge;
 mod lease;
 mod priority;
+mod prompts;
 mod share;
 mod step_log;
 
@@ -16,6 +17,7 @@ pub use self::host_charge::HostCharge;
 use self::lease::Lease;
 pub use self::lease::{Lender, Lending};
 pub use self::priority::Priority;
+pub use self::prompts::Prompts;
 pub use self::share::most_beside_others;
 pub use self::step_log::{StepLog, StepNote};
 use crate::causes::{Cause, Causes, Tally};
@@ -111,6 +113,7 @@ pub struct Account {
     n_tokens_guessed: AtomicU64,
     n_tokens_guessed_right: AtomicU64,
     n_tokens_forced: AtomicU64,
+    prompts: Prompts,
     /// Room for operations that no engine has read.
     operations: Arc<Semaphore>,
     /// The steps with rows of it, once somebody looks on.
@@ -210,6 +213,7 @@ impl Account {
             n_tokens_guessed: AtomicU64::new(0),
             n_tokens_guessed_right: AtomicU64::new(0),
             n_tokens_forced: AtomicU64::new(0),
+            prompts: Prompts::default(),
             operations: Arc::new(Semaphore::new(match level {
                 USER => N_USER_OPERATIONS_MAX,
                 _ => N_OPERATIONS_MAX,
@@ -419,6 +423,12 @@ impl Account {
     #[must_use]
     pub fn n_tokens_forced(&self) -> u64 {
         self.n_tokens_forced.load(Ordering::Relaxed)
+    }
+
+    /// Its prompts that are being computed.
+    #[must_use]
+    pub fn prompts(&self) -> &Prompts {
+        &self.prompts
     }
 
     /// The enclosing account of its user; the outermost one where none is a user's.

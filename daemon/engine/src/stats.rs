@@ -21,6 +21,8 @@ pub struct EngineStats {
     pub n_contexts: usize,
     /// Saved contexts.
     pub n_saved: usize,
+    /// Contexts that the last step had no room for, or no pages, and that wait for the next.
+    pub n_waiting: usize,
     /// Steps run.
     pub n_steps: u64,
     /// Rows of those steps.

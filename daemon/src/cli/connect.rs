@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tokio::io::AsyncReadExt;
+use trellis_client::socket::candidates;
 use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
@@ -54,19 +55,28 @@ impl SocketArgs {
         self.socket.clone().or_else(socket_of_environment)
     }
 
+    /// The sockets on which a daemon is looked for, in that order.
+    pub(crate) fn candidates(&self) -> Vec<PathBuf> {
+        self.named().map_or_else(candidates, |socket| vec![socket])
+    }
+
+    /// As [`Self::connect`], and says nothing however long that takes.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn connect_silently(&self) -> Result<Client, trellis_client::Error> {
+        match self.named() {
+            Some(socket) => Client::connect_to(socket).await,
+            None => Client::connect().await,
+        }
+    }
+
     /// Connects to the running daemon.
     ///
     /// # Errors
     /// None is running, or it cannot be talked to.
     pub(crate) async fn connect(&self) -> Result<Client, CliError> {
-        let named = self.named();
-        let connect = async {
-            match &named {
-                Some(socket) => Client::connect_to(socket).await,
-                None => Client::connect().await,
-            }
-        };
-        let mut connecting = std::pin::pin!(connect);
+        let mut connecting = std::pin::pin!(self.connect_silently());
         match tokio::time::timeout(SILENCE_MAX, &mut connecting).await {
             Ok(client) => Ok(client?),
             Err(_) => {

@@ -27,6 +27,8 @@ const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
 /// The exit status of a replay in which the guest did something else than in its recording.
 const DIFFERENT: u8 = 3;
+/// The exit status of `trellis status` where no daemon serves, as `systemctl status` has it.
+const NOT_SERVING: u8 = 3;
 
 /// Why a command did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +59,11 @@ pub(crate) enum CliError {
     Refused { guest: String, source: std::sync::Arc<GuestError> },
     #[error("no place for compiled components: neither XDG_CACHE_HOME nor HOME is set")]
     NoCacheHome,
+    /// The report has said so.
+    #[error("no daemon serves")]
+    NotServing,
+    #[error("`trellis top` draws on a terminal, and there is none")]
+    NoTerminal,
     #[error("some tests failed")]
     TestsFailed,
     #[error("no crate can be named after {}: {reason}", path.display())]
@@ -206,6 +213,7 @@ impl CliError {
             Self::Guest(_) | Self::NotCompared(_) | Self::NotBegun(_) => GUEST_FAILED,
             Self::TestsFailed => TESTS_FAILED,
             Self::Different(_) => DIFFERENT,
+            Self::NotServing => NOT_SERVING,
             Self::Bench(error) => error.exit_code(),
             Self::Unhealthy | Self::ServiceDown => UNHEALTHY,
             Self::Interrupted => INTERRUPTED,
@@ -262,6 +270,9 @@ impl CliError {
             Self::NoService => "`sudo trellis service install` does that",
             Self::ServiceDown => "`journalctl -u trellis` says why, `sudo systemctl start trellis` starts it",
             Self::NoSystemd => "have whatever watches over services run `trellis serve --config FILE`",
+            Self::NoTerminal => {
+                "`trellis ps --json` and `trellis info --json` are for programs, `trellis top --once` is one frame as text"
+            }
             Self::NotRoot => "run it again with `sudo`",
             Self::NotACrate { .. } | Self::NotAComponent { source: GuestError::NotWasm { .. }, .. } => {
                 "give a folder with a Cargo.toml, a .wasm component, or an example's name"
@@ -282,7 +293,14 @@ impl CliError {
     pub(crate) fn print(&self, format: Format) {
         match (self, format) {
             // The user's own doing, or said already.
-            (Self::OutputClosed | Self::Interrupted | Self::Unhealthy | Self::TestsFailed, _) => {}
+            (
+                Self::OutputClosed
+                | Self::Interrupted
+                | Self::Unhealthy
+                | Self::TestsFailed
+                | Self::NotServing,
+                _,
+            ) => {}
             // The last of the guest's events has said it.
             (Self::Different(_) | Self::Guest(_), Format::Json) => {}
             (_, Format::Text) => {

@@ -2,7 +2,7 @@
 //!
 //! - Comes in: arguments, standard input as messages to a guest (`input`), signals (`interrupt`), the answers and events of a
 //!   daemon.
-//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`);
+//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`, `top`);
 //!   remarks, progress and errors on standard error; an exit status (`error`), which is part of the interface.
 //! - Most commands are clients of a daemon. `connect` finds the one that runs, or starts one inside this process; `resolve`
 //!   says what a word means as a guest, and `cargo` and `toolchain` build it. `serve` is the daemon; `doctor` and `bench`
@@ -45,11 +45,13 @@ mod seconds;
 mod seed;
 mod serve;
 mod service;
+mod status;
 mod stop;
 mod table;
 mod test;
 mod test_runner;
 mod toolchain;
+mod top;
 mod unload;
 mod watch;
 
@@ -71,8 +73,8 @@ Examples:
   trellis chat                            talk to the model
 
 Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
-recording, 75 the device or the model failed, the model was unloaded or on its way out, or the daemon was going down:
-the same may work another time, 130 interrupted.";
+recording, or `trellis status` found no daemon that serves, 75 the device or the model failed, the model was unloaded
+or on its way out, or the daemon was going down: the same may work another time, 130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]
@@ -100,6 +102,8 @@ enum Command {
     Models(models::ModelsArgs),
     Load(load::LoadArgs),
     Unload(unload::UnloadArgs),
+    Status(status::StatusArgs),
+    Top(top::TopArgs),
     Ps(ps::PsArgs),
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
@@ -199,6 +203,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Models(args) => models::models(args, format).await,
         Command::Load(args) => load::load(args, format).await,
         Command::Unload(args) => unload::unload(args, format).await,
+        Command::Status(args) => status::status(args, format).await,
+        Command::Top(args) => top::top(args, format).await,
         Command::Ps(args) => ps::ps(args, format).await,
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
@@ -280,6 +286,9 @@ mod tests {
             "trellis run --record",
             "trellis stop 3 --daemon",
             "trellis stop three",
+            "trellis top --interval 0",
+            "trellis top --interval 1h",
+            "trellis status now",
             "trellis bench --tokens 1",
             "trellis bench --contexts 0",
             "trellis chat --temperature warm",

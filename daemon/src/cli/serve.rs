@@ -3,13 +3,14 @@
 use std::convert::Infallible;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use trellis_client::LoadingInfo;
 use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
 
 use super::connect::{self, DtypeArg};
@@ -17,10 +18,11 @@ use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::manager::{self, Manager};
 use super::output::{self, Format};
+use super::status::loading;
 use crate::config::{Config, Device, DtypeChoice};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, LoadProgress};
 use crate::descriptors;
-use crate::ipc::Listener;
+use crate::ipc::{Listener, StartNote};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -114,7 +116,11 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let socket = listener.path().to_owned();
     let manager = Arc::new(Manager::default());
     let told = manager.clone();
-    let starting = connect::start_told(&config, format, move |progress| told.loads(progress));
+    let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
+    let starting = connect::start_told(&config, format, move |progress| {
+        told.loads(progress);
+        note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
+    });
     let daemon = interrupts.stop(starting).await?;
     let model = daemon.model(None);
     let ready = Ready {
@@ -150,6 +156,22 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     }
     output::note(format, "stopped");
     Ok(())
+}
+
+/// Says for `trellis status` how far the start is, where that has changed.
+fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
+    let line = match progress {
+        LoadProgress::Loading { model, done_bytes, total_bytes } => {
+            let info =
+                LoadingInfo { model: model.clone(), done_bytes: *done_bytes, total_bytes: *total_bytes };
+            loading(&info)
+        }
+        LoadProgress::Ready => String::new(),
+    };
+    // That it is not said keeps nobody from serving.
+    if line != *last && note.say(&line).is_ok() {
+        *last = line;
+    }
 }
 
 /// What guests may take to end after the drain, of which a service manager hears.

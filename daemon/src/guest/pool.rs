@@ -174,6 +174,8 @@ pub struct GuestInfo {
     pub limits: Amounts,
     /// What was computed for it.
     pub used: Used,
+    /// Tokens of its prompts that are being computed, and those of them that are left.
+    pub n_prompt_tokens: (u64, u64),
 }
 
 /// What was computed for a guest, at one moment.
@@ -183,6 +185,10 @@ pub struct Used {
     pub n_tokens: u64,
     /// Tokens of prompts that the prefix cache held already.
     pub n_tokens_cached: u64,
+    /// Tokens that were guessed and verified.
+    pub n_tokens_guessed: u64,
+    /// Those of them that were right.
+    pub n_tokens_guessed_right: u64,
     /// What was in vain and what it waited for, by cause.
     pub causes: Causes,
 }
@@ -194,6 +200,8 @@ impl Used {
         Self {
             n_tokens: account.used(Resource::Tokens),
             n_tokens_cached: account.n_tokens_cached(),
+            n_tokens_guessed: account.n_tokens_guessed(),
+            n_tokens_guessed_right: account.n_tokens_guessed_right(),
             causes: account.causes(),
         }
     }
@@ -380,5 +388,6 @@ fn info(vitals: &Vitals, limits: &GuestLimits) -> GuestInfo {
         n_pages_on_host: vitals.account.used(Resource::HostPages),
         limits: Amounts::limits(limits, &vitals.account),
         used: Used::of(&vitals.account),
+        n_prompt_tokens: vitals.account.prompts().now(),
     }
 }

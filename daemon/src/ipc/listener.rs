@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::accepted::Accepted;
-use super::lock::{Lock, LockError};
+use super::lock::{Lock, LockError, StartNote};
 
 /// Bytes of a socket's path: `sun_path` of Linux, less the final zero.
 const PATH_BYTES_MAX: usize = 107;
@@ -235,6 +235,14 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<Accepted> {
         let stream = self.socket.async_io(Interest::READABLE, |socket| socket.0.accept()).await?;
         Accepted::new(stream)
+    }
+
+    /// Where to say how far the start is, until connections are accepted.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn start_note(&self) -> io::Result<StartNote> {
+        self.lock.note()
     }
 
     /// Stops listening and removes the socket, if it is this daemon's; the lock is held for as long as what is returned.

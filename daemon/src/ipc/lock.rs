@@ -2,6 +2,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 
@@ -17,6 +18,10 @@ pub(crate) enum LockError {
     Held { pid: Option<u32> },
     Io(io::Error),
 }
+
+/// How long whoever looks at a lock has it at most, and how often that is waited for.
+const LOOK: Duration = Duration::from_millis(5);
+const N_LOOKERS: usize = 4;
 
 /// How the lock of a socket is found by whoever does not want it.
 #[derive(Debug)]
@@ -43,22 +48,22 @@ impl Lock {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let flags = i32::try_from(flags.bits()).expect("open flags are ints");
         let file = OpenOptions::new().read(true).custom_flags(flags).open(Self::path(socket));
-        let mut file = match file {
+        let file = match file {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Seen::Absent,
             Err(_) => return Seen::Closed,
         };
         // Beside others that look as well.
         match file.try_lock_shared() {
-            Ok(()) => Seen::Free { pid: read_pid(&mut file) },
-            Err(TryLockError::WouldBlock) => Seen::Held { pid: read_pid(&mut file) },
+            Ok(()) => Seen::Free { pid: read_pid(&file) },
+            Err(TryLockError::WouldBlock) => Seen::Held { pid: read_pid(&file) },
             Err(TryLockError::Error(_)) => Seen::Closed,
         }
     }
 
     /// Takes the lock that belongs to a socket and writes this process's number into it.
     pub(crate) fn take(socket: &Path) -> Result<Self, LockError> {
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -67,13 +72,26 @@ impl Lock {
             .custom_flags(i32::try_from(OFlags::NOFOLLOW.bits()).expect("open flags are ints"))
             .open(Self::path(socket))
             .map_err(LockError::Io)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&mut file) }),
-            Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
+        let mut n_left = N_LOOKERS;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                // Somebody may only be looking.
+                Err(TryLockError::WouldBlock) if n_left > 0 => {
+                    n_left -= 1;
+                    std::thread::sleep(LOOK);
+                }
+                Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&file) }),
+                Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
+            }
         }
-        write_pid(&mut file).map_err(LockError::Io)?;
+        write(&file, "").map_err(LockError::Io)?;
         Ok(Self { file })
+    }
+
+    /// A way to say in the lock's file how far the start is, for who is told by nothing else.
+    pub(crate) fn note(&self) -> io::Result<StartNote> {
+        Ok(StartNote(self.file.try_clone()?))
     }
 
     /// Whether this lock is still the one that another daemon would ask for.
@@ -90,15 +108,52 @@ impl Lock {
     }
 }
 
-fn write_pid(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
+/// Bytes of a lock's file that are read.
+const N_BYTES_MAX: u64 = 256;
+
+/// How far the start of a daemon is, said in its lock's file.
+#[derive(Debug)]
+pub struct StartNote(File);
+
+impl StartNote {
+    /// Says it, in a line after the process's number.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn say(&self, progress: &str) -> io::Result<()> {
+        let line: String =
+            progress.chars().filter(|c| !c.is_control()).take(N_BYTES_MAX as usize / 8).collect();
+        write(&self.0, &line)
+    }
+}
+
+/// The process that owns a socket and what it last said of its start, as far as this user may know. Whether it is still there its
+/// socket says.
+#[must_use]
+pub fn start_of(socket: &Path) -> Option<(u32, Option<String>)> {
+    let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).expect("open flags are ints");
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(Lock::path(socket)).ok()?;
+    let text = read(&file)?;
+    let (pid, progress) = text.split_once('\n').unwrap_or((&text, ""));
+    let progress = progress.lines().next().filter(|line| !line.is_empty());
+    Some((pid.trim().parse().ok()?, progress.map(str::to_owned)))
+}
+
+fn write(mut file: &File, progress: &str) -> io::Result<()> {
+    let end = if progress.is_empty() { "" } else { "\n" };
+    let text = format!("{}\n{progress}{end}", std::process::id());
     file.rewind()?;
-    writeln!(file, "{}", std::process::id())
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
+}
+
+fn read(file: &File) -> Option<String> {
+    let mut text = String::new();
+    file.take(N_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// The owner may not have written it yet.
-fn read_pid(file: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    file.take(16).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+fn read_pid(file: &File) -> Option<u32> {
+    read(file)?.lines().next()?.trim().parse().ok()
 }

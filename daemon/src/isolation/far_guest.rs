@@ -217,6 +217,7 @@ impl FarGuest {
             n_pages_on_host: self.account.used(Resource::HostPages),
             limits: crate::guest::Amounts::limits(limits, &self.account),
             used: Used::of(&self.account),
+            n_prompt_tokens: self.account.prompts().now(),
         }
     }
 }

@@ -216,7 +216,7 @@ impl Inside {
     fn add_engine(&mut self, device: String) {
         let engine = EngineNumber(self.engines.len() as u32);
         let far = FarEngine::new(self.numbers, Arc::new(Asker { engine, up: self.up.clone() }));
-        let watch = DeviceWatch { device, engine: far.watch(), past: DevicePast::begin() };
+        let watch = DeviceWatch { device, engine: far.watch(), past: DevicePast::begin(None) };
         self.engines.push((Arc::new(far), watch));
     }
 

@@ -5,7 +5,7 @@
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
-//!   guests that have names (`registry`); `limits` adds up what is in use of each limit. The accounts of users and sessions,
+//!   guests that have names (`registry`); `limits` adds up what is in use of each limit, `told` has what clients are told. The accounts of users and sessions,
 //!   in which those of guests lie, are in `crate::accounts`.
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
@@ -17,6 +17,7 @@ mod errors;
 mod limits;
 mod policed;
 mod registry;
+mod told;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,29 +28,30 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
-use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
-    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestAmounts, GuestInfo, GuestUsage,
-    LABEL_BYTES_MAX, LimitInfo, ModelInfo, Program as ProgramName, Stage,
+    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LABEL_BYTES_MAX,
+    LimitInfo, ModelInfo, Program as ProgramName, Stage,
 };
 
 use self::components::Components;
 pub(crate) use self::errors::{ended, over_host_bytes, refused};
 use self::limits::{InUse, KvUsed, Share};
 use self::registry::Registry;
+use self::told::{
+    add_model, amounts, device_info, device_names, model_info, n_pages_free, resident_bytes, usage, whole_ms,
+};
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, PolicedGuest,
-    Program, RunningGuest as Started, Used,
+    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, PolicedGuest, Program,
+    RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
 use crate::machine;
-use crate::models::{self, DeviceWatch, names};
+use crate::models::{self, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
 };
-use crate::totals;
 
 /// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -346,6 +348,8 @@ impl Service for HostService {
             n_pages_on_host: guest.n_pages_on_host,
             memory_bytes: guest.amounts.memory_bytes,
             elapsed_ms: guest.elapsed_ms,
+            n_prompt_tokens: guest.n_prompt_tokens.0,
+            n_prompt_tokens_left: guest.n_prompt_tokens.1,
             usage: GuestUsage { elapsed_us: guest.elapsed_ms * 1000, ..usage(&guest.used) },
             used: Some(amounts(&guest.amounts)),
             limits: Some(amounts(&guest.limits)),
@@ -362,14 +366,13 @@ impl Service for HostService {
             let device = listing.devices().iter().position(|device| device.engine.is_of(model));
             // One that has just gone, or whose device has, has no pages any more.
             let (Some(idx), Ok(stats)) = (device, model.stats().await) else { continue };
-            devices[idx].models.push(model.model().name.clone());
-            devices[idx].busy_ms += whole_ms(stats.device_busy);
+            add_model(&mut devices[idx], model, &stats);
             self.loader.totals().see(model, &stats);
             let page_bytes = model.limits().page_bytes as u64;
             kv_bytes += stats.n_pages as u64 * page_bytes;
             kv_bytes_free += n_pages_free(&stats) * page_bytes;
         }
-        let guests = self.host.guests();
+        let (news, failure) = (self.loader.news(), self.loader.models().failure());
         Ok(DaemonInfo {
             build: concat!("trellis ", env!("CARGO_PKG_VERSION")).to_owned(),
             pid: std::process::id(),
@@ -382,12 +385,16 @@ impl Service for HostService {
             kv_bytes,
             kv_bytes_free,
             computed: self.loader.totals().all(),
-            n_guests: guests.len() as u64,
+            n_guests: self.host.guests().len() as u64,
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
-            failure: self.loader.models().failure().map(|failure| failure.to_string()),
+            // The session knows whether it is draining.
+            state: Some(if failure.is_some() { "failed" } else { "ready" }.to_owned()),
+            loading: news.loading(),
+            failure: failure.map(|failure| failure.to_string()),
+            // Where files are is for the operator, and may be said there.
+            last_failure: news.last_failure().filter(|_| is_operator(actor)),
             class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
             isolation: Some(self.host.isolation().name().to_owned()),
-            // Where files are is for the operator.
             policy: self.loader.policy().map(|policy| match is_operator(actor) {
                 true => policy.shown(),
                 false => "set".to_owned(),
@@ -466,90 +473,9 @@ fn check_operator(actor: Actor, what: &str) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorCode::PermissionDenied, message))
 }
 
-/// The names of all devices in use.
-fn device_names(models: &[ModelHandle]) -> String {
-    let mut devices: Vec<&str> = models.iter().map(ModelHandle::device).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    devices.join(", ")
-}
-
-/// What is known of a device without its models.
-fn device_info(DeviceWatch { device, past, .. }: &DeviceWatch) -> DeviceInfo {
-    DeviceInfo {
-        name: device.clone(),
-        models: Vec::new(),
-        open_ms: whole_ms(past.open_for()),
-        busy_ms: whole_ms(past.busy()),
-    }
-}
-
-fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn random_seed() -> Result<u64, ErrorBody> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| errors::internal(&error))?;
     Ok(u64::from_le_bytes(bytes))
-}
-
-fn usage(used: &Used) -> GuestUsage {
-    GuestUsage {
-        n_tokens: used.n_tokens,
-        n_tokens_in_vain: used.causes.n_tokens_in_vain(),
-        n_tokens_cached: used.n_tokens_cached,
-        n_steps_waited: used.causes.n_steps_waited(),
-        causes: totals::by_cause(&used.causes),
-        ..GuestUsage::default()
-    }
-}
-
-fn amounts(amounts: &Amounts) -> GuestAmounts {
-    let Amounts { memory_bytes, cpu_ms, n_pages, n_contexts, n_tokens, host_bytes } = *amounts;
-    GuestAmounts { memory_bytes, cpu_ms, n_pages, n_contexts, n_tokens, host_bytes }
-}
-
-fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelInfo {
-    let model = loaded.model();
-    // Only the operator sees where files are kept.
-    let folder = model.folder.as_ref().filter(|_| is_operator(actor));
-    ModelInfo {
-        name: model.name.clone(),
-        architecture: model.config.architecture.name().to_owned(),
-        n_vocab: model.config.vocab_size as u64,
-        n_positions: loaded.limits().n_positions_max as u64,
-        n_parameters: model.n_parameters,
-        weight_bytes: loaded.weights().n_bytes,
-        dtype: loaded.weights().dtype.name().to_owned(),
-        device: loaded.device().to_owned(),
-        state: match loaded.failure() {
-            Some(_) => "failed",
-            None if loaded.is_closed() => "draining",
-            None => "loaded",
-        }
-        .to_owned(),
-        folder: folder.map(|folder| folder.display().to_string()),
-        is_default: false,
-        n_pages: stats.n_pages as u64,
-        n_pages_free: n_pages_free(stats),
-        page_bytes: loaded.limits().page_bytes as u64,
-        n_contexts: stats.n_contexts as u64,
-        computed: totals::computed(stats),
-        busy_ms: whole_ms(stats.device_busy),
-        failure: loaded.failure().map(|failure| failure.to_string()),
-    }
-}
-
-/// Pages that are to be had: one that only the prefix cache remembers is given up for a context that needs one.
-fn n_pages_free(stats: &EngineStats) -> u64 {
-    (stats.n_pages_free + stats.n_pages_cached) as u64
-}
-
-/// Bytes of this process that are in memory.
-fn resident_bytes() -> Option<u64> {
-    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let n_pages: u64 = pages.split_whitespace().nth(1)?.parse().ok()?;
-    Some(n_pages * rustix::param::page_size() as u64)
 }

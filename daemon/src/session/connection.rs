@@ -302,9 +302,16 @@ impl<S: Service> Connection<S> {
                     service.limits(actor, used).await.map(|limits| Value::Limits { limits })
                 });
             }
-            Call::Info => self.answer(id, async move {
-                service.info(actor).await.map(|info| Value::Info { info: Box::new(info) })
-            }),
+            Call::Info => {
+                let sessions = self.sessions.clone();
+                self.answer(id, async move {
+                    let mut info = Box::new(service.info(actor).await?);
+                    if sessions.work.is_closed() && info.failure.is_none() {
+                        info.state = Some("draining".to_owned());
+                    }
+                    Ok(Value::Info { info })
+                });
+            }
             Call::Load { model, device } => {
                 let (progress, states) = ProgressSink::new();
                 let request = LoadRequest { model, device };

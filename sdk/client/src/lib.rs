@@ -36,5 +36,5 @@ pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
 pub use trellis_wire::{
     Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event,
-    GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LogLevel, ModelInfo, Stage,
+    FailureInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, ModelInfo, Stage,
 };

@@ -76,6 +76,10 @@ pub struct GuestInfo {
     pub memory_bytes: u64,
     /// Milliseconds since it started.
     pub elapsed_ms: u64,
+    /// Tokens of its prompts that are being computed; 0 where none is, or where an older daemon does not say.
+    pub n_prompt_tokens: u64,
+    /// Those of them that are left.
+    pub n_prompt_tokens_left: u64,
     /// What it has used so far: its tokens and its time. What it has sent is known at its end.
     pub usage: GuestUsage,
     /// What it uses of what it is bounded in; an older daemon does not say.
@@ -96,6 +100,10 @@ pub struct GuestUsage {
     pub n_tokens_in_vain: u64,
     /// Tokens of prompts that the prefix cache already held; not part of `n_tokens`.
     pub n_tokens_cached: u64,
+    /// Tokens that were guessed for it, by a draft model for one, and verified.
+    pub n_tokens_guessed: u64,
+    /// Those of them that were right.
+    pub n_tokens_guessed_right: u64,
     /// Steps of devices that went by while a context of it could have been in them, summed over contexts: others were
     /// served, it stood in line for KV pages, or it had no mask.
     pub n_steps_waited: u64,
@@ -120,6 +128,43 @@ pub struct DeviceInfo {
     pub open_ms: u64,
     /// Milliseconds of those in which it computed, for models that are gone as well. In the rest it was idle.
     pub busy_ms: u64,
+    /// Steps computed for the models on it, from the load of each on.
+    pub n_steps: u64,
+    /// Rows of those steps.
+    pub n_rows: u64,
+    /// Tokens computed in them.
+    pub n_tokens: u64,
+    /// Contexts that its last steps had no room for, or no KV pages, and that wait for the next; an older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_contexts_waiting: Option<u64>,
+    /// Bytes that models may take of it; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bytes that they use: their weights, and KV pages that something holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_used: Option<u64>,
+}
+
+/// A model that is being loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LoadingInfo {
+    /// The name that guests will ask for.
+    pub model: String,
+    /// Bytes of its weights that are on the device.
+    pub done_bytes: u64,
+    /// Bytes in all; 0 as long as that is not known.
+    pub total_bytes: u64,
+}
+
+/// Something that went wrong in the daemon, and not in a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailureInfo {
+    /// What, and why.
+    pub message: String,
+    /// Milliseconds since.
+    pub ago_ms: u64,
 }
 
 /// What was computed.
@@ -209,9 +254,18 @@ pub struct DaemonInfo {
     /// older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<String>,
+    /// What it is doing, in a word: `ready`, `draining` while it takes on nothing more and what runs comes to its end, `failed`;
+    /// an older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// Models that are being loaded.
+    pub loading: Vec<LoadingInfo>,
     /// Why nothing can be computed: which device has failed, and of what; absent while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+    /// The last load or device that failed since it started, also where all is well by now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<FailureInfo>,
     /// The operator's policy, between guests and their clients: its file and the beginning of its hash; absent where there is
     /// none.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -63,6 +63,7 @@ mod steering_goldens;
 mod streams;
 mod swaps;
 mod tidy;
+mod top;
 mod tour;
 mod watermarks;
 

@@ -196,12 +196,12 @@ fn a_class_of_nobody_keeps_the_daemon_from_starting_and_ones_own_is_shown() {
     let ops = format!("[classes.ops]\nusers = [{uid}]\nshare = 3\nrank = 2");
     let served = Served::start_on(exe(), &config(&ops), &[]);
     for (command, line) in [
-        ("info", "class     ops, a share of 3, rank 2\n"),
-        ("limits", "your class: ops, a share of 3, rank 2\n"),
-        ("ps", "CLASS"),
+        (&["info"][..], "class     ops, a share of 3, rank 2\n"),
+        (&["limits"], "your class: ops, a share of 3, rank 2\n"),
+        (&["ps", "--wide"], "CLASS"),
     ] {
-        let said = output(&mut served.trellis(&[command]));
+        let said = output(&mut served.trellis(command));
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        assert!(said.contains(line), "{command}: {said}");
+        assert!(said.contains(line), "{command:?}: {said}");
     }
 }

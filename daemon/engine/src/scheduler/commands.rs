@@ -170,6 +170,7 @@ impl Scheduler {
             slot: self.slots.take(id),
             kv,
             work: None,
+            prefill: None,
             window,
             is_queued: false,
             last_step: self.commons.step,

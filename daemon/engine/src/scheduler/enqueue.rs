@@ -45,6 +45,7 @@ impl Scheduler {
 
     fn enqueue_at(&mut self, id: ContextId, end: End) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
+        context.note_prefill();
         let n_members = match &context.work {
             None => return,
             Some(Work::Ask(work)) if work.waits_for_rows => return,
@@ -96,9 +97,12 @@ impl Scheduler {
         }
     }
 
-    /// Puts contexts that have a row in the step just planned into the queue for the next one, which is planned before this
+    /// Puts contexts that have a row in the step just planned into the queue for the next one, if that is planned before this
     /// one is taken in.
     pub(super) fn enqueue_ahead(&mut self, plan: &Plan) {
+        if self.limits.n_steps_under_way == 1 {
+            return;
+        }
         for row in &plan.rows {
             if self.goes_ahead(row.id) == Some(Class::Decode) {
                 self.enqueue(row.id);

@@ -70,6 +70,11 @@ impl Line {
         self.first = self.queue.peek(Lane::ONLY).copied();
     }
 
+    /// Contexts in line.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

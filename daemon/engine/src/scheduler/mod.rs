@@ -14,7 +14,8 @@
 //! `slots` to hidden states, `enqueue` says who waits for a step, `fair` which owner is next, `arrears` which user has fallen
 //! behind its pace, `bounds`, `asked` and `moves`
 //! what one step has room for, `cost` how long it takes and `charges` which account pays; `plan` puts it together,
-//! `complete` or `failure` takes it in, `returns` and `waits` note which guests came back and which contexts waited.
+//! `complete` or `failure` takes it in, `returns` and `waits` note which guests came back and which contexts waited, `prefill`
+//! how far prompts are.
 //! `parts` and `resize` give memory to other models and take it.
 //!
 //! A context with work waits in the queue (`FairQueue`) until a plan looks at it, and in the line (`line`) as long as there
@@ -55,6 +56,7 @@ mod moves;
 mod packs;
 mod parts;
 mod plan;
+mod prefill;
 mod price;
 mod resize;
 mod returns;
@@ -100,6 +102,7 @@ use holders::{Holders, Listing};
 use joint::Jobs;
 use line::Line;
 use moves::Link;
+use prefill::Prefill;
 use returns::Returns;
 use slots::Slots;
 use spares::Spares;
@@ -154,6 +157,8 @@ struct ContextState {
     slot: SlotId,
     kv: Sequence,
     work: Option<Work>,
+    /// While its work has a prompt to compute.
+    prefill: Option<Prefill>,
     window: AheadWindow,
     /// Whether it stands in the queue.
     is_queued: bool,
@@ -341,6 +346,8 @@ pub(crate) struct Scheduler {
     cell_moves: Vec<CellMove>,
     /// The place that the backend has for the next row that is to be kept, if it has one.
     next_row: Option<KeptRow>,
+    /// Contexts that waited for a step when the last one was planned, and were not in it.
+    n_left_waiting: usize,
     stats: EngineStats,
     outbox: Outbox,
 }
@@ -383,6 +390,7 @@ impl Scheduler {
             spare_ids: Vec::new(),
             cell_moves: Vec::new(),
             next_row: None,
+            n_left_waiting: 0,
             stats: EngineStats::default(),
             outbox,
             limits,
@@ -453,6 +461,7 @@ impl Scheduler {
             n_pages_on_host: self.pages.n_on_host(),
             n_contexts: self.contexts.len(),
             n_saved: self.saved.len(),
+            n_waiting: self.n_waiting(),
             ..self.stats.clone()
         }
     }
@@ -512,6 +521,7 @@ impl ContextState {
         self.epoch += 1;
         self.under_way = None;
         self.ready_since = None;
+        self.prefill = None;
         self.work.take()
     }
 }

@@ -179,9 +179,8 @@ impl Scheduler {
         }
         self.pages.unpin_all();
         self.end_failed_jobs(Some(&plan));
-        if self.limits.n_steps_under_way > 1 {
-            self.enqueue_ahead(&plan);
-        }
+        self.note_left_waiting();
+        self.enqueue_ahead(&plan);
         plan
     }
 

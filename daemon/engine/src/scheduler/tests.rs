@@ -25,6 +25,7 @@ mod ranks;
 mod resize;
 mod saved;
 mod shares;
+mod shown;
 mod steered;
 mod steps;
 mod trees;

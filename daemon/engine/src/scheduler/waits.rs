@@ -11,6 +11,20 @@ impl Scheduler {
         self.commons.step + 1
     }
 
+    /// Contexts that wait for a step and will not be in the one that was just planned.
+    pub(super) fn note_left_waiting(&mut self) {
+        self.n_left_waiting = self.n_in_queue_and_line();
+    }
+
+    /// Those of them that may still wait.
+    pub(super) fn n_waiting(&self) -> usize {
+        self.n_left_waiting.min(self.n_in_queue_and_line())
+    }
+
+    fn n_in_queue_and_line(&self) -> usize {
+        self.n_queued(Class::Decode) + self.n_queued(Class::Prompt) + self.line.len()
+    }
+
     /// A context has waited long enough for a row: it gets one.
     pub(super) fn note_placed(&mut self, id: ContextId, context: &mut ContextState) {
         context.last_step = self.step_planned();

@@ -76,6 +76,8 @@ fn all_code_is_included_and_every_chapter_is_listed() {
                     assert!(!lines.is_empty() && lines.iter().all(is_include), "{name}: {lines:?}");
                 }
                 "console" => assert!(lines[0].starts_with("$ "), "{name}: {lines:?}"),
+                // A screen, as `tests/terminal` sees it.
+                "text" => assert!(lines.iter().all(|line| line.chars().count() <= 80), "{name}: {lines:?}"),
                 "toml" => {
                     let read = toml::from_str::<Config>(&lines.join("\n"));
                     assert!(read.is_ok(), "{name}: {read:?}");

@@ -1,0 +1,106 @@
+//! What is being loaded at this moment and what went wrong last, for whoever asks how the daemon is.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use trellis_wire::{FailureInfo, LoadingInfo};
+
+use crate::daemon::DaemonError;
+
+/// Bytes of what is said of a failure.
+const MESSAGE_BYTES_MAX: usize = 1 << 10;
+
+/// Loads under way, and the last failure.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    loading: Mutex<Vec<Arc<UnderWay>>>,
+    last_failure: Mutex<Option<(Instant, String)>>,
+}
+
+/// A model that is being loaded.
+#[derive(Debug)]
+pub(crate) struct UnderWay {
+    name: String,
+    done_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+}
+
+impl UnderWay {
+    /// How far it is.
+    pub(crate) fn note(&self, done_bytes: u64, total_bytes: u64) {
+        self.done_bytes.store(done_bytes, Ordering::Relaxed);
+        self.total_bytes.store(total_bytes, Ordering::Relaxed);
+    }
+}
+
+impl News {
+    /// A model is being loaded that was asked for as this: a name, or a folder, of which the last part is said.
+    pub(crate) fn begin(&self, choice: &str) -> Arc<UnderWay> {
+        let name = Path::new(choice).file_name().map_or(choice.into(), |name| name.to_string_lossy());
+        let (done_bytes, total_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let under_way = Arc::new(UnderWay { name: name.into_owned(), done_bytes, total_bytes });
+        lock(&self.loading).push(under_way.clone());
+        under_way
+    }
+
+    /// It is loaded, or is not, for this reason.
+    pub(crate) fn end(&self, ended: &Arc<UnderWay>, error: Option<&DaemonError>) {
+        lock(&self.loading).retain(|under_way| !Arc::ptr_eq(under_way, ended));
+        match error {
+            // That is no failure.
+            None | Some(DaemonError::GivenUp) => {}
+            Some(error) => self.note_failure(format!("{} was not loaded: {error}", ended.name)),
+        }
+    }
+
+    /// Something went wrong.
+    pub(crate) fn note_failure(&self, mut message: String) {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        *lock(&self.last_failure) = Some((Instant::now(), message));
+    }
+
+    /// Models that are being loaded.
+    pub(crate) fn loading(&self) -> Vec<LoadingInfo> {
+        let info = |under_way: &Arc<UnderWay>| LoadingInfo {
+            model: under_way.name.clone(),
+            done_bytes: under_way.done_bytes.load(Ordering::Relaxed),
+            total_bytes: under_way.total_bytes.load(Ordering::Relaxed),
+        };
+        lock(&self.loading).iter().map(info).collect()
+    }
+
+    /// What went wrong last.
+    pub(crate) fn last_failure(&self) -> Option<FailureInfo> {
+        let (at, message) = lock(&self.last_failure).clone()?;
+        let ago_ms = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Some(FailureInfo { message, ago_ms })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_is_told_until_it_ends_and_why_it_failed_after_that() {
+        let news = News::default();
+        let (one, other) = (news.begin("/srv/models/llama"), news.begin("draft"));
+        one.note(3, 12);
+        let told = LoadingInfo { model: "llama".to_owned(), done_bytes: 3, total_bytes: 12 };
+        assert_eq!(news.loading()[0], told);
+        news.end(&other, Some(&DaemonError::GivenUp));
+        assert_eq!((news.loading().len(), news.last_failure()), (1, None));
+        news.end(&one, Some(&DaemonError::Leaving { name: "llama".to_owned() }));
+        assert!(news.loading().is_empty());
+        let failure = news.last_failure().expect("it was noted");
+        assert!(failure.message.starts_with("llama was not loaded: model \"llama\" is being"), "{failure:?}");
+        news.note_failure("é".repeat(MESSAGE_BYTES_MAX));
+        assert_eq!(news.last_failure().expect("the last").message.len(), MESSAGE_BYTES_MAX);
+    }
+}
