@@ -18,7 +18,7 @@ use super::interrupt::Interrupts;
 use super::manager::{self, Manager};
 use super::output::{self, Format};
 use crate::config::{Config, Device, DtypeChoice};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, usual_state_dir};
 use crate::descriptors;
 use crate::ipc::Listener;
 
@@ -84,6 +84,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         config.models = models;
     }
     config.device = device.unwrap_or(config.device);
+    // Daemons that serve nobody else keep nothing.
+    config.state_dir = config.state_dir.or_else(usual_state_dir);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
     start_logging(&log);
     if let Err(error) = descriptors::raise_limit() {

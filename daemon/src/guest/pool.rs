@@ -183,6 +183,8 @@ pub struct Used {
     pub n_tokens: u64,
     /// Tokens of prompts that the prefix cache held already.
     pub n_tokens_cached: u64,
+    /// Tokens of saved contexts that it opened whose KV came back from disk.
+    pub n_tokens_reopened: u64,
     /// What was in vain and what it waited for, by cause.
     pub causes: Causes,
 }
@@ -194,6 +196,7 @@ impl Used {
         Self {
             n_tokens: account.used(Resource::Tokens),
             n_tokens_cached: account.n_tokens_cached(),
+            n_tokens_reopened: account.n_tokens_restored(),
             causes: account.causes(),
         }
     }

@@ -49,6 +49,7 @@ use crate::models::{self, DeviceWatch, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
 };
+use crate::tasks::blocking;
 use crate::totals;
 
 /// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
@@ -406,7 +407,15 @@ impl Service for HostService {
             kv_host_bytes += stats.n_pages_on_host as u64 * page_bytes;
         }
         let kv = KvUsed { bytes: kv_bytes_held, host_bytes: kv_host_bytes };
-        let in_use = InUse::now(ActorId(actor.uid), &self.accounts, &self.host, used, kv);
+        let user = ActorId(actor.uid);
+        let saved = match self.loader.keepers() {
+            Some(keepers) => {
+                let keepers = keepers.clone();
+                blocking(move || (keepers.n_bytes(Some(user)), keepers.n_bytes(None))).await
+            }
+            None => (0, 0),
+        };
+        let in_use = InUse::now(user, &self.accounts, &self.host, used, kv, saved);
         let config = self.loader.config();
         let mut limits = crate::limits::table(config);
         crate::limits::set_memory(&mut limits, config, machine::memory_bytes());
@@ -500,6 +509,7 @@ fn usage(used: &Used) -> GuestUsage {
         n_tokens: used.n_tokens,
         n_tokens_in_vain: used.causes.n_tokens_in_vain(),
         n_tokens_cached: used.n_tokens_cached,
+        n_tokens_reopened: used.n_tokens_reopened,
         n_steps_waited: used.causes.n_steps_waited(),
         causes: totals::by_cause(&used.causes),
         ..GuestUsage::default()
