@@ -5,13 +5,15 @@ mod load;
 use std::collections::VecDeque;
 
 use trellis_engine::KeptRow;
-use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep, WeightsInfo};
+use trellis_engine::backend::{
+    Backend, BackendError, Collected, Damage, KvBytes, KvPlace, Limits, OldestStep, WeightsInfo,
+};
 use trellis_engine::batch::{
     Batch, CellMove, HostPageId, Input, LateMask, Output, PageId, Row, SlotId, Token,
 };
 
 pub use self::load::{CudaOptions, LoadError, Needs};
-use crate::memory::{HostPages, Reserved, move_pages};
+use crate::memory::{HostPages, Reserved, move_pages, read_page};
 use crate::model::Llama;
 use crate::ops::pages::in_launches;
 use crate::step::{InFlight, StepRow, Steps};
@@ -288,6 +290,45 @@ impl Backend for CudaBackend {
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
         self.steps.lose_tokens(moves.iter().map(|&(_, to)| to));
         self.copy(|this, stream| this.host_pages.swap_in(stream, this.kv.slice(), moves))
+    }
+
+    fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
+        Some(self)
+    }
+}
+
+impl KvBytes for CudaBackend {
+    fn format(&self) -> String {
+        let config = &self.llama.config;
+        let (n_layers, n_kv_heads, head_dim) = (config.n_layers, config.n_kv_heads, config.head_dim);
+        let (device, dtype) = (self.card.gpu().name(), self.llama.dtype.name());
+        format!("cuda 1, {device}, {dtype}, {n_layers} layers of {n_kv_heads} heads of {head_dim}")
+    }
+
+    fn read(&mut self, pages: &[KvPlace], into: &mut Vec<u8>) -> Result<(), BackendError> {
+        let page_bytes = self.limits.page_bytes;
+        self.copy(|this, stream| {
+            // Copies to host pages may be on their way.
+            stream.synchronize()?;
+            pages.iter().try_for_each(|&page| match page {
+                KvPlace::Device(page) => read_page(stream, this.kv.slice(), page_bytes, page, into),
+                KvPlace::Host(page) => {
+                    this.host_pages.read(page, into);
+                    Ok(())
+                }
+            })
+        })
+    }
+
+    fn write(&mut self, pages: &[HostPageId], from: &[u8]) -> Result<(), BackendError> {
+        let page_bytes = self.limits.page_bytes;
+        self.copy(|this, stream| {
+            // A page that is free may still be read by a copy.
+            stream.synchronize()?;
+            let parts = from.chunks_exact(page_bytes);
+            pages.iter().zip(parts).for_each(|(&page, part)| this.host_pages.write(page, part));
+            Ok(())
+        })
     }
 }
 

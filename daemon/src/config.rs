@@ -60,6 +60,14 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// Where compiled guests are kept; `trellis` in the cache directory of its user when absent.
     pub cache_dir: Option<PathBuf>,
+    /// Where contexts live that guests save: with `disk` they are kept in `state_dir` as well, and outlive the daemon.
+    pub saved_contexts: SavedContexts,
+    /// Where saved contexts are kept; `trellis` in the state directory of its user when absent.
+    pub state_dir: Option<PathBuf>,
+    /// Bytes on disk of contexts that a user saved. Those that were used longest ago go for a new one.
+    pub saved_disk_bytes_per_user: u64,
+    /// Bytes on disk of contexts that all users saved. Past it those of the user with most go that were used longest ago.
+    pub saved_disk_bytes: u64,
     /// Where guests that clients start by name lie, as `NAME.wasm`; none when absent.
     pub guests_dir: Option<PathBuf>,
     /// The executable of the daemon's children, which compile guests, try out grammars, and run guests when called with `compile-worker`,
@@ -190,6 +198,17 @@ impl DtypeChoice {
     }
 }
 
+/// Where saved contexts live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SavedContexts {
+    /// With their model in the daemon, and on disk.
+    #[default]
+    Disk,
+    /// With their model in the daemon alone: what is saved is forgotten with the one or the other.
+    Memory,
+}
+
 /// What becomes of a daemon whose device has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -240,6 +259,10 @@ impl Default for Config {
             is_prefix_cache_shared: false,
             socket: None,
             cache_dir: None,
+            saved_contexts: SavedContexts::default(),
+            state_dir: None,
+            saved_disk_bytes_per_user: 4 << 30,
+            saved_disk_bytes: 16 << 30,
             guests_dir: None,
             compile_exe: None,
             isolation: Isolation::default(),

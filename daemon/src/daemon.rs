@@ -17,13 +17,14 @@ use trellis_engine::{EngineError, ModelHandle, Port};
 use crate::accounts::Accounts;
 use crate::bundled;
 use crate::classes::{ClassError, Classes};
-use crate::config::{Config, OnDeviceFailure};
+use crate::config::{Config, OnDeviceFailure, SavedContexts};
 use crate::descriptors::Shares;
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, Policy, PolicyError, make_private};
 use crate::ipc::{self, Listener};
 use crate::loader::{Fittings, Loader};
 use crate::machine;
 pub use crate::models::DeviceFailure;
+use crate::saved::{Keepers, Store, StoreLimits};
 use crate::service::HostService;
 use crate::session::{Actor, Sessions};
 
@@ -269,7 +270,8 @@ impl Daemon {
         make_private(&cache_dir)?;
         let classes = Classes::of(&config.classes)?;
         let policy = Policy::open(&config.policy, &config.limits, &cache_dir, config.compile_exe.as_deref())?;
-        let fittings = Fittings { seams, policy };
+        let keepers = keepers(config).map(Arc::new);
+        let fittings = Fittings { seams, policy, keepers };
         let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), fittings, progress)?);
         let n_programs = config.limits.n_programs.min(Shares::now().n_programs);
         let host = GuestHost::new(GuestHostConfig {
@@ -354,7 +356,10 @@ impl Daemon {
         let mut reopened: Option<Instant> = None;
         loop {
             let failure = tokio::select! {
-                () = &mut serving => return Ok(()),
+                () = &mut serving => {
+                    self.loader.settle_saved().await;
+                    return Ok(());
+                }
                 failure = self.failed() => failure,
             };
             tracing::error!(device = failure.device, error = %failure.failure, "the device has failed");
@@ -408,6 +413,20 @@ pub(crate) fn cache_dir(config: &Config) -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let usual = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
     config.cache_dir.clone().or_else(|| usual().map(|dir| dir.join("trellis")))
+}
+
+/// The daemon's state, unless the settings say where: `$XDG_STATE_HOME/trellis`, or `~/.local/state/trellis`.
+pub(crate) fn usual_state_dir() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let usual = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    usual.map(|dir| dir.join("trellis"))
+}
+
+/// What keeps saved contexts, where the settings name a place for them.
+fn keepers(config: &Config) -> Option<Keepers> {
+    let dir = config.state_dir.as_ref().filter(|_| config.saved_contexts == SavedContexts::Disk)?;
+    let limits = StoreLimits { of_user: config.saved_disk_bytes_per_user, of_all: config.saved_disk_bytes };
+    Some(Keepers::over(Store::new(dir.join("contexts"), limits)))
 }
 
 pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonError> {

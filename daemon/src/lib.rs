@@ -9,6 +9,7 @@ pub mod config;
 pub mod daemon;
 mod descriptors;
 mod device;
+mod files;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -25,6 +26,7 @@ mod nearest;
 mod profile;
 mod recording;
 mod replay;
+mod saved;
 pub mod service;
 pub mod session;
 mod shares;

@@ -8,13 +8,16 @@ mod unload;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
 use trellis_engine::sampling::Operator;
-use trellis_engine::{Engine, EngineError, EngineSettings, KvBounds, ModelHandle, PrefixScope};
+use trellis_engine::{
+    Engine, EngineError, EngineSettings, KvBounds, ModelFittings, ModelHandle, PrefixScope,
+};
 
 use self::load::Coming;
 pub(crate) use self::news::News;
@@ -25,11 +28,16 @@ use crate::device::{self, Chosen, Kv};
 use crate::guest::Policy;
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
+use crate::saved::Keepers;
 use crate::shares::{Needs, divide};
+use crate::tasks::blocking;
 use crate::totals::Totals;
 
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
 pub(crate) const N_POSITIONS_LEAST: usize = 2048;
+
+/// How long it is waited for that what was saved is on disk: a gigabyte, on a disk that does little else.
+const SETTLING_FOR_MAX: Duration = Duration::from_secs(10);
 
 /// What goes with every model that is loaded.
 #[derive(Clone, Default)]
@@ -38,6 +46,8 @@ pub(crate) struct Fittings {
     pub(crate) seams: Seams,
     /// The operator's policy.
     pub(crate) policy: Option<Arc<Policy>>,
+    /// What keeps saved contexts on disk.
+    pub(crate) keepers: Option<Arc<Keepers>>,
 }
 
 /// A model that was read onto its device, and what stands in front of its samplers.
@@ -139,6 +149,19 @@ impl Loader {
     /// The operator's policy, if there is one.
     pub(crate) fn policy(&self) -> Option<&Arc<Policy>> {
         self.fittings.policy.as_ref()
+    }
+
+    /// What keeps saved contexts on disk, if anything does.
+    pub(crate) fn keepers(&self) -> Option<&Arc<Keepers>> {
+        self.fittings.keepers.as_ref()
+    }
+
+    /// Waits until what was saved is on disk, if not for ever.
+    pub(crate) async fn settle_saved(&self) {
+        let Some(keepers) = self.keepers().cloned() else { return };
+        if !blocking(move || keepers.settle(SETTLING_FOR_MAX)).await {
+            tracing::warn!("contexts that were saved last are not on disk");
+        }
     }
 
     /// What was computed by all models that were ever loaded.
@@ -255,7 +278,8 @@ impl OpenDevice {
     fn take_in(
         &mut self,
         candidate: Candidate,
-        (backend, operator): Read,
+        (mut backend, operator): Read,
+        fittings: &Fittings,
     ) -> Result<ModelHandle, DaemonError> {
         let Candidate { choice, model, mut needs } = candidate;
         let name = model.name.clone();
@@ -264,7 +288,9 @@ impl OpenDevice {
         needs.n_granule_pages = backend.limits().n_granule_pages;
         let n_pages_max = usize::try_from(needs.kv_bytes_most / needs.page_bytes).unwrap_or(usize::MAX);
         let bounds = KvBounds { n_pages_min: needs.n_pages_min, n_pages_max };
-        let handle = self.engine.add_behind(operator, Arc::new(model), backend, bounds);
+        let model = Arc::new(model);
+        let archive = fittings.keepers.as_ref().map(|keepers| keepers.of(&model, backend.as_mut()));
+        let handle = self.engine.add_with(ModelFittings { operator, archive }, model, backend, bounds);
         let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
         self.tenants.push(Tenant { choice, handle: handle.clone(), needs });
         Ok(handle)
@@ -356,7 +382,7 @@ fn fill(
         report(0, 0);
         let kv = Kv { n_pages, kv_bytes_max: open.kv_bytes_max(config) };
         let read = load_backend(&open.chosen, &candidate.model, config, kv, fittings, &report)?;
-        open.take_in(candidate, read)?;
+        open.take_in(candidate, read, fittings)?;
     }
     // They have it already; nothing is to be waited for.
     if let Err(error) = open.engine.share(open.kv_bytes_of_tenants(config)) {

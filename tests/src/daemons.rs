@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use trellis::config::{Config, Device, DtypeChoice, Isolation};
+use trellis::config::{Config, Device, DtypeChoice, Isolation, SavedContexts};
 use trellis::daemon::{Daemon, Seams};
 use trellis::guest::GuestLimits;
 use trellis::session::SessionLimits;
@@ -41,6 +41,7 @@ pub fn config(exe: &str) -> Config {
         compile_exe: Some(exe),
         limits: limits(),
         isolation: isolation(),
+        saved_contexts: SavedContexts::Memory,
         // Most tests end their daemons beside guests that never end.
         sessions: SessionLimits { drain_ms: 0, ..SessionLimits::default() },
         ..Config::default()

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis::daemon::BackendWrap;
 use trellis_engine::KeptRow;
-use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep, WeightsInfo};
+use trellis_engine::backend::{
+    Backend, BackendError, Collected, Damage, KvBytes, Limits, OldestStep, WeightsInfo,
+};
 use trellis_engine::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 
 /// Tells [`wrap_from_environment`] what is to fail: `MODEL N_BEFORE FAULT`, as in `tiny 3 device`.
@@ -188,5 +190,9 @@ impl Backend for Faulty {
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
         self.faults.call("swap_in")?;
         self.backend.swap_in(moves)
+    }
+
+    fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
+        self.backend.kv_bytes()
     }
 }

@@ -22,4 +22,4 @@ pub use pinned::Pinned;
 pub use pool::MemoryStats;
 pub(crate) use pool::{Caching, Pool};
 pub(crate) use reserved::{Reserved, granule_bytes, map_unit_bytes};
-pub(crate) use swap::{HostPages, move_pages};
+pub(crate) use swap::{HostPages, move_pages, read_page};

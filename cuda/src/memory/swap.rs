@@ -73,6 +73,34 @@ impl HostPages {
         Ok(())
     }
 
+    /// Adds what is in a page to `into`.
+    ///
+    /// No copy of it is under way: the caller has waited for the stream.
+    ///
+    /// # Panics
+    /// The page is not there.
+    pub(crate) fn read(&self, page: HostPageId, into: &mut Vec<u8>) {
+        let from = self.memory.at(&self.range(page)).cast_const();
+        // SAFETY: a page's length from there on is inside, and nothing else reads or writes it.
+        into.extend_from_slice(unsafe { std::slice::from_raw_parts(from, self.page_bytes) });
+    }
+
+    /// Fills a page. As for [`Self::read`].
+    ///
+    /// # Panics
+    /// The page is not there, or has another length.
+    pub(crate) fn write(&mut self, page: HostPageId, from: &[u8]) {
+        assert_eq!(from.len(), self.page_bytes, "the bytes of a page");
+        let to = self.memory.at(&self.range(page));
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    fn range(&self, page: HostPageId) -> Range<usize> {
+        let start = page.0 as usize * self.page_bytes;
+        start..start + self.page_bytes
+    }
+
     /// What is copied at a time: where on the host, and where on the device.
     fn parts(&self, kv: Slice, moves: impl Iterator<Item = (u32, u32)>) -> Vec<(Range<usize>, Slice)> {
         let runs = runs(moves).into_iter().map(|run| run.map(|n| n * self.page_bytes));
@@ -83,6 +111,25 @@ impl HostPages {
         });
         parts.collect()
     }
+}
+
+/// Adds what is in a device page to `into`, and waits for that.
+///
+/// # Errors
+/// The driver refused the copy, or work before it has failed.
+///
+/// # Panics
+/// The page is not there.
+pub(crate) fn read_page(
+    stream: &Stream,
+    kv: Slice,
+    page_bytes: usize,
+    page: PageId,
+    into: &mut Vec<u8>,
+) -> Result<(), CudaError> {
+    let start = into.len();
+    into.resize(start + page_bytes, 0);
+    kv.part(page.0 as usize * page_bytes, page_bytes).download(stream, &mut into[start..])
 }
 
 /// Starts copies of device pages to other device pages, of which none is read.
@@ -162,6 +209,27 @@ mod tests {
             bytes.copy_within(src * page_bytes..(src + 1) * page_bytes, dst * page_bytes);
         }
         assert!(download(&test, kv.slice(), bytes.len(), 0u8) == bytes);
+    }
+
+    #[test]
+    fn what_is_kept_elsewhere_is_what_was_there() {
+        let Some(test) = gpu() else { return };
+        let (n_pages, page_bytes) = (4, 4096);
+        let mut random = Random(10);
+        let bytes: Vec<u8> = (0..n_pages * page_bytes).map(|_| random.next() as u8).collect();
+        let kv = upload(&test, &bytes);
+        let mut host = HostPages::new(&test.gpu, n_pages, page_bytes).expect("pinned memory");
+        let mut kept = Vec::new();
+        read_page(&test.stream, kv.slice(), page_bytes, PageId(2), &mut kept).expect("a copy");
+        host.swap_out(&test.stream, kv.slice(), &[(PageId(1), HostPageId(3))]).expect("a copy out");
+        test.stream.synchronize().expect("it is done");
+        host.read(HostPageId(3), &mut kept);
+        assert!(kept[..page_bytes] == bytes[2 * page_bytes..][..page_bytes]);
+        assert!(kept[page_bytes..] == bytes[page_bytes..][..page_bytes]);
+        host.write(HostPageId(0), &kept[..page_bytes]);
+        host.swap_in(&test.stream, kv.slice(), &[(HostPageId(0), PageId(0))]).expect("a copy back");
+        let got = download(&test, kv.slice(), page_bytes, 0u8);
+        assert!(got == kept[..page_bytes]);
     }
 
     #[test]

@@ -110,6 +110,7 @@ pub struct Account {
     host_bytes: Meter,
     causes: Tally,
     n_tokens_cached: AtomicU64,
+    n_tokens_restored: AtomicU64,
     n_tokens_guessed: AtomicU64,
     n_tokens_guessed_right: AtomicU64,
     n_tokens_forced: AtomicU64,
@@ -129,6 +130,7 @@ pub struct Counted {
     n_pages: u64,
     causes: Causes,
     n_tokens_cached: u64,
+    n_tokens_restored: u64,
     n_tokens_guessed: u64,
     n_tokens_guessed_right: u64,
     n_tokens_forced: u64,
@@ -210,6 +212,7 @@ impl Account {
             host_bytes: meter(budget.host_bytes),
             causes: Tally::default(),
             n_tokens_cached: AtomicU64::new(0),
+            n_tokens_restored: AtomicU64::new(0),
             n_tokens_guessed: AtomicU64::new(0),
             n_tokens_guessed_right: AtomicU64::new(0),
             n_tokens_forced: AtomicU64::new(0),
@@ -332,6 +335,7 @@ impl Account {
             n_pages: self.used(Resource::Pages),
             causes: self.causes(),
             n_tokens_cached: self.n_tokens_cached(),
+            n_tokens_restored: self.n_tokens_restored(),
             n_tokens_guessed: self.n_tokens_guessed(),
             n_tokens_guessed_right: self.n_tokens_guessed_right(),
             n_tokens_forced: self.n_tokens_forced(),
@@ -344,6 +348,7 @@ impl Account {
             (&self.tokens.used, counted.n_tokens),
             (&self.pages.used, counted.n_pages),
             (&self.n_tokens_cached, counted.n_tokens_cached),
+            (&self.n_tokens_restored, counted.n_tokens_restored),
             (&self.n_tokens_guessed, counted.n_tokens_guessed),
             (&self.n_tokens_guessed_right, counted.n_tokens_guessed_right),
             (&self.n_tokens_forced, counted.n_tokens_forced),
@@ -384,6 +389,11 @@ impl Account {
         self.n_tokens_cached.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Counts tokens of saved contexts whose KV came back from an archive.
+    pub(crate) fn note_restored(&self, n: u64) {
+        self.n_tokens_restored.fetch_add(n, Ordering::Relaxed);
+    }
+
     /// Counts tokens that were guessed, and those of them that were drawn.
     pub fn note_guessed(&self, n: u64, n_right: u64) {
         self.n_tokens_guessed.fetch_add(n, Ordering::Relaxed);
@@ -405,6 +415,12 @@ impl Account {
     #[must_use]
     pub fn n_tokens_cached(&self) -> u64 {
         self.n_tokens_cached.load(Ordering::Relaxed)
+    }
+
+    /// Tokens of saved contexts that it opened whose KV came back from an archive.
+    #[must_use]
+    pub fn n_tokens_restored(&self) -> u64 {
+        self.n_tokens_restored.load(Ordering::Relaxed)
     }
 
     /// Tokens that were guessed and verified.

@@ -266,6 +266,39 @@ pub trait Backend: Send {
     /// # Errors
     /// The copies failed. The contents of the device pages are then undefined.
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError>;
+
+    /// The bytes of its pages; `None` where they are of no use to another process.
+    fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
+        None
+    }
+}
+
+/// The bytes of a backend's pages, as they are kept where no backend is. No step is under way when they are read or written;
+/// moves that were submitted are waited for.
+pub trait KvBytes {
+    /// What makes bytes those of this backend: between two of the same format, for the same weights, they can be exchanged.
+    fn format(&self) -> String;
+
+    /// Adds what is in these pages to `into`, [`Limits::page_bytes`] each.
+    ///
+    /// # Errors
+    /// The copies failed.
+    fn read(&mut self, pages: &[KvPlace], into: &mut Vec<u8>) -> Result<(), BackendError>;
+
+    /// Fills host pages that no move reads or writes with what was read of others, `from` being as long as all of them.
+    ///
+    /// # Errors
+    /// The copies failed. The contents of the pages are then undefined.
+    fn write(&mut self, pages: &[HostPageId], from: &[u8]) -> Result<(), BackendError>;
+}
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvPlace {
+    /// On the device.
+    Device(PageId),
+    /// In host memory.
+    Host(HostPageId),
 }
 
 /// What came of a step.

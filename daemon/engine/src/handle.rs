@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::account::{N_OPERATIONS_MAX, Owner, n_permits};
+use crate::archive::FromArchive;
 use crate::backend::Backend;
 use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Done, Tag};
@@ -32,6 +33,8 @@ pub(crate) enum Message {
     Add { newcomer: Newcomer, failure: watch::Sender<Option<EngineFailure>> },
     /// All models together are to have so many bytes of KV memory.
     SetKvBytes { kv_bytes: u64, tag: Tag },
+    /// An archive has something for a model, or wants something of it.
+    FromArchive { model: ModelId, what: FromArchive },
     /// A model is to go, and its backend to the caller that asked for that.
     Remove { model: ModelId, to: oneshot::Sender<Box<dyn Backend>> },
     /// The end.

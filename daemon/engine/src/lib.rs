@@ -4,6 +4,7 @@
 //! scheduler and the sampling definitions do no I/O, read no clock and draw no randomness of their own.
 
 pub mod account;
+mod archive;
 pub mod asked;
 pub mod backend;
 pub mod batch;
@@ -40,12 +41,13 @@ mod stats;
 mod steering;
 mod violation;
 
+pub use archive::{Archive, Kept, SavedContext, SavedHead, SavedName, Wanted};
 pub use causes::{Cause, Causes};
 pub use command::{
     Ahead, Answer, Ask, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
 };
 pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
-pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
+pub use engine::{Engine, EngineSettings, KvBounds, ModelFittings, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use guess::{Guess, GuessNode, GuessTree, GuessTreeError, N_GUESS_MAX, N_TREE_NODES_MAX};
 pub use handle::{EngineState, EngineWatch};

@@ -13,7 +13,7 @@ use super::error::CliError;
 use super::output::{Format, note, remark};
 use super::progress::{ProgressDisplay, Unit};
 use crate::bundled;
-use crate::config::{Config, Device, DtypeChoice};
+use crate::config::{Config, Device, DtypeChoice, SavedContexts};
 use crate::daemon::{Daemon, LoadProgress, Seams};
 use crate::guest::check_format;
 
@@ -255,7 +255,9 @@ fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
 /// # Errors
 /// A model, the device or the sandbox cannot be used.
 pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, CliError> {
-    start_told(config, format, |_| {}).await
+    // It ends with what it is started for.
+    let config = Config { saved_contexts: SavedContexts::Memory, ..config.clone() };
+    start_told(&config, format, |_| {}).await
 }
 
 /// As [`start`]; `tell` hears as well how far it is.

@@ -20,7 +20,7 @@ use super::manager::{self, Manager};
 use super::output::{self, Format};
 use super::status::loading;
 use crate::config::{Config, Device, DtypeChoice};
-use crate::daemon::{Daemon, LoadProgress};
+use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
 use crate::descriptors;
 use crate::ipc::{Listener, StartNote};
 
@@ -86,6 +86,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         config.models = models;
     }
     config.device = device.unwrap_or(config.device);
+    // Daemons that serve nobody else keep nothing.
+    config.state_dir = config.state_dir.or_else(usual_state_dir);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
     start_logging(&log);
     if let Err(error) = descriptors::raise_limit() {

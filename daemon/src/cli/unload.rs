@@ -17,7 +17,7 @@ Examples:
   trellis unload draft                guests that use it have 30 seconds to come to their ends
   trellis unload draft --drain 0      they end at once, with `model_unloaded`
 
-New contexts are refused at once, and contexts saved under a name are forgotten with the model. Meanwhile `trellis
+New contexts are refused at once, and of contexts saved under a name the files are left. Meanwhile `trellis
 models` shows it as draining; to unload it again with a shorter --drain hurries it. Interrupting the command does not
 take it back. For the user that the daemon runs as, and root.";
 

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::hash::{Hash as _, Hasher};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use super::error::GuestError;
+use crate::files::{discard, is_full, open, replace, write_whole};
 
 const EXTENSION: &str = "cwasm";
 const TEMPORARY: &str = "tmp";
@@ -91,13 +92,13 @@ impl CodeCache {
         &self,
         hash: &blake3::Hash,
         code: &[u8],
-        write: impl Fn(&Path, [&[u8]; 2]) -> io::Result<()>,
+        write: impl Fn(&Path, &[&[u8]]) -> io::Result<()>,
     ) -> Result<(), GuestError> {
         let n_temporary = self.n_temporary.fetch_add(1, Ordering::Relaxed);
         let temporary = self.dir.join(format!("{hash}-{}-{n_temporary}.{TEMPORARY}", std::process::id()));
         let seal = seal(hash, code);
         let put = || {
-            let written = write(&temporary, [code, seal.as_bytes()]);
+            let written = write(&temporary, &[code, seal.as_bytes()]);
             written.and_then(|()| replace(&temporary, &self.path(hash))).inspect_err(|_| {
                 let _ = fs::remove_file(&temporary);
             })
@@ -141,54 +142,6 @@ impl CodeCache {
 /// What shows that this is the code of that component, and all of it.
 fn seal(component: &blake3::Hash, code: &[u8]) -> blake3::Hash {
     blake3::keyed_hash(component.as_bytes(), code)
-}
-
-/// Opens a file and nothing that it links to; a pipe is opened without waiting for its other end.
-fn open(path: &Path) -> io::Result<fs::File> {
-    let mut options = fs::OpenOptions::new();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits()).expect("open flags are ints");
-        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
-    }
-    options.open(path)
-}
-
-/// Removes whatever has the name of a file; what a link points to stays.
-fn discard(path: &Path) {
-    if fs::remove_file(path).is_err() {
-        let _ = fs::remove_dir_all(path);
-    }
-}
-
-/// Moves a file to where another, or something else, may be.
-fn replace(from: &Path, to: &Path) -> io::Result<()> {
-    match fs::rename(from, to) {
-        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
-            discard(to);
-            fs::rename(from, to)
-        }
-        renamed => renamed,
-    }
-}
-
-/// Whether the disk, or what this user may have of it, is full.
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-fn write_whole(path: &Path, parts: [&[u8]; 2]) -> io::Result<()> {
-    let mut options = fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(path)?;
-    for part in parts {
-        file.write_all(part)?;
-    }
-    file.sync_data()
 }
 
 /// Makes the folder and checks that it is this user's alone: what lies in it is run without further checks.
@@ -358,7 +311,7 @@ mod tests {
     }
 
     /// Writes as to a disk with room for three files of 100 bytes and their seals.
-    fn write_to_a_small_disk(path: &Path, parts: [&[u8]; 2]) -> io::Result<()> {
+    fn write_to_a_small_disk(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
         write_whole(path, parts)?;
         let files = fs::read_dir(path.parent().expect("a folder")).expect("a folder");
         let n_bytes: u64 = files.map(|file| file.expect("a file").metadata().expect("a file").len()).sum();

@@ -189,6 +189,8 @@ pub struct Used {
     pub n_tokens_guessed: u64,
     /// Those of them that were right.
     pub n_tokens_guessed_right: u64,
+    /// Tokens of saved contexts that it opened whose KV came back from disk.
+    pub n_tokens_reopened: u64,
     /// What was in vain and what it waited for, by cause.
     pub causes: Causes,
 }
@@ -202,6 +204,7 @@ impl Used {
             n_tokens_cached: account.n_tokens_cached(),
             n_tokens_guessed: account.n_tokens_guessed(),
             n_tokens_guessed_right: account.n_tokens_guessed_right(),
+            n_tokens_reopened: account.n_tokens_restored(),
             causes: account.causes(),
         }
     }

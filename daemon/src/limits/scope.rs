@@ -100,7 +100,12 @@ impl Scope {
 
     /// Whose the fields at the top of the configuration are, of those that are limits.
     pub(super) fn of_sizes(field: &str) -> Option<Self> {
-        matches!(field, "kv_bytes" | "kv_host_bytes" | "n_step_tokens" | "n_step_rows")
-            .then_some(Self::Daemon)
+        match field {
+            "saved_disk_bytes_per_user" => Some(Self::User),
+            "kv_bytes" | "kv_host_bytes" | "n_step_tokens" | "n_step_rows" | "saved_disk_bytes" => {
+                Some(Self::Daemon)
+            }
+            _ => None,
+        }
     }
 }

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 13] = [
+    const OTHERS: [&str; 15] = [
         "cache_dir",
         "compile_exe",
         "isolation",
@@ -153,7 +153,9 @@ mod tests {
         "on_device_failure",
         "policy.allows_recordings",
         "policy.component",
+        "saved_contexts",
         "socket",
+        "state_dir",
     ];
 
     fn leaves(value: &Value, place: &str, names: &mut BTreeSet<String>) {

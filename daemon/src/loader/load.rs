@@ -182,7 +182,9 @@ impl Loader {
         open.coming.retain(|coming| coming.name != name);
         self.changes.send_modify(|n_changes| *n_changes += 1);
         let arrived = match read {
-            Ok((candidate, read)) if !given_up.is_cancelled() => open.take_in(candidate, read),
+            Ok((candidate, read)) if !given_up.is_cancelled() => {
+                open.take_in(candidate, read, &self.fittings)
+            }
             Ok(unwanted) => {
                 blocking(move || drop(unwanted)).await;
                 Err(DaemonError::GivenUp)

@@ -84,6 +84,8 @@ impl Loader {
     /// the device.
     async fn take_off(&self, model: &ModelHandle) -> Result<(), DaemonError> {
         model.end();
+        // What its guests saved is still there to be taken.
+        self.settle_saved().await;
         let mut devices = self.devices.lock().await;
         self.clear(&mut devices, model).await
     }

@@ -18,6 +18,8 @@ pub(super) struct InUse {
     programs: (u64, u64),
     sessions: SessionsUsed,
     kv: KvUsed,
+    /// Bytes on disk of what users saved: the user's that asks, and those of all.
+    saved: (u64, u64),
 }
 
 /// What is held of KV, of all models and users.
@@ -84,6 +86,7 @@ impl InUse {
         host: &GuestHost,
         sessions: SessionsUsed,
         kv: KvUsed,
+        saved: (u64, u64),
     ) -> Self {
         Self {
             account: Amounts::of(|resource| accounts.used_by(actor, resource)),
@@ -92,6 +95,7 @@ impl InUse {
             programs: host.programs_ready(),
             sessions,
             kv,
+            saved,
         }
     }
 
@@ -111,6 +115,7 @@ impl InUse {
             "sessions.n_connections" => sessions(|used| used.n_connections),
             "sessions.n_uploads" => sessions(|used| used.n_uploads),
             "sessions.n_uploads_waiting" => sessions(|used| used.n_uploads_waiting),
+            "saved_disk_bytes" | "saved_disk_bytes_per_user" => Share::of(self.saved),
             "kv_bytes" => Share::common(self.kv.bytes),
             "kv_host_bytes" => Share::common(self.kv.host_bytes),
             _ => Share::default(),

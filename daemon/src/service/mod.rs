@@ -52,6 +52,7 @@ use crate::models::{self, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
 };
+use crate::tasks::blocking;
 
 /// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -413,7 +414,15 @@ impl Service for HostService {
             kv_host_bytes += stats.n_pages_on_host as u64 * page_bytes;
         }
         let kv = KvUsed { bytes: kv_bytes_held, host_bytes: kv_host_bytes };
-        let in_use = InUse::now(ActorId(actor.uid), &self.accounts, &self.host, used, kv);
+        let user = ActorId(actor.uid);
+        let saved = match self.loader.keepers() {
+            Some(keepers) => {
+                let keepers = keepers.clone();
+                blocking(move || (keepers.n_bytes(Some(user)), keepers.n_bytes(None))).await
+            }
+            None => (0, 0),
+        };
+        let in_use = InUse::now(user, &self.accounts, &self.host, used, kv, saved);
         let config = self.loader.config();
         let mut limits = crate::limits::table(config);
         crate::limits::set_memory(&mut limits, config, machine::memory_bytes());

@@ -197,8 +197,8 @@ impl Context {
         Ok(self.raw.prefill()?)
     }
 
-    /// Keeps a copy under this name for all guests of the same user, until the daemon stops or [`forget`] is
-    /// called. An older one of that name is replaced.
+    /// Keeps a copy under this name for all guests of the same user, until [`forget`] is called, or the
+    /// daemon stops and does not keep saved contexts on disk. An older one of that name is replaced.
     ///
     /// # Errors
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).

@@ -104,6 +104,9 @@ pub struct GuestUsage {
     pub n_tokens_guessed: u64,
     /// Those of them that were right.
     pub n_tokens_guessed_right: u64,
+    /// Tokens of saved contexts that it opened whose KV came back from disk; not part of `n_tokens`. An older daemon does not
+    /// say.
+    pub n_tokens_reopened: u64,
     /// Steps of devices that went by while a context of it could have been in them, summed over contexts: others were
     /// served, it stood in line for KV pages, or it had no mask.
     pub n_steps_waited: u64,

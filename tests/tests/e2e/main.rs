@@ -50,6 +50,7 @@ mod profiles;
 mod programs;
 mod queues;
 mod recordings;
+mod saved;
 mod schedules;
 mod searches;
 mod shares;

@@ -30,7 +30,7 @@ use self::plan::TokenLayout;
 use self::threads::Threads;
 use self::weights::Weights;
 use crate::backend::{
-    AskLimits, Backend, BackendError, Collected, Damage, Limits, SteeringTimes, WeightsInfo,
+    AskLimits, Backend, BackendError, Collected, Damage, KvBytes, KvPlace, Limits, SteeringTimes, WeightsInfo,
 };
 use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 use crate::kept::KeptRow;
@@ -264,6 +264,27 @@ impl Backend for CpuBackend {
 
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
         moves.iter().for_each(|&(src, dst)| self.kv.swap_in(src, dst));
+        Ok(())
+    }
+
+    fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
+        Some(self)
+    }
+}
+
+impl KvBytes for CpuBackend {
+    fn format(&self) -> String {
+        self.kv.format()
+    }
+
+    fn read(&mut self, pages: &[KvPlace], into: &mut Vec<u8>) -> Result<(), BackendError> {
+        pages.iter().for_each(|&page| into.extend_from_slice(self.kv.bytes(page)));
+        Ok(())
+    }
+
+    fn write(&mut self, pages: &[HostPageId], from: &[u8]) -> Result<(), BackendError> {
+        let parts = from.chunks_exact(self.limits.page_bytes);
+        pages.iter().zip(parts).for_each(|(&page, bytes)| self.kv.fill(page, bytes));
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 use std::ops::{Deref, DerefMut, Range};
 
 use memmap2::MmapMut;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use crate::backend::PAGE_LEN;
+use crate::backend::{KvPlace, PAGE_LEN};
 use crate::batch::{Cell, HostPageId, Pack, PageId};
 use crate::model::ModelConfig;
 
@@ -179,6 +179,29 @@ impl KvPages {
         let len = self.layout.page_len();
         let (src, to) = (src.0 as usize * len, self.in_granule(dst));
         self.device[granule_of(dst)][to].copy_from_slice(&self.host[src..src + len]);
+    }
+
+    /// What makes the bytes of a page those of this layout and of this kind of processor.
+    pub(super) fn format(&self) -> String {
+        let PageLayout { n_layers, n_kv_heads, head_dim } = self.layout;
+        let arch = std::env::consts::ARCH;
+        format!("cpu 1, {arch}, f32, {n_layers} layers of {n_kv_heads} heads of {head_dim}")
+    }
+
+    /// What is in a page.
+    pub(super) fn bytes(&self, page: KvPlace) -> &[u8] {
+        let len = self.layout.page_len();
+        let elements = match page {
+            KvPlace::Device(page) => &self.device[granule_of(page)][self.in_granule(page)],
+            KvPlace::Host(page) => &self.host[page.0 as usize * len..][..len],
+        };
+        elements.as_bytes()
+    }
+
+    /// Fills a page of host memory.
+    pub(super) fn fill(&mut self, page: HostPageId, bytes: &[u8]) {
+        let len = self.layout.page_len();
+        self.host[page.0 as usize * len..][..len].as_mut_bytes().copy_from_slice(bytes);
     }
 
     /// Where a page lies in its granule.

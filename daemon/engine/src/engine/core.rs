@@ -4,6 +4,7 @@
 //! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for.
 //! Models come and go; a step is of the one whose users are furthest behind.
 
+mod archive;
 mod held;
 mod late;
 mod linger;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use self::archive::Archiving;
 use self::held::Held;
 use self::linger::Linger;
 use self::memory::Pool;
@@ -21,6 +23,7 @@ use super::KvBounds;
 use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
 use crate::account::{ActorId, Owner};
+use crate::archive::{ArchiveOf, FromArchive};
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep};
 use crate::batch::{CellMove, Row};
 use crate::command::{Ask, ModelId, Operation};
@@ -41,6 +44,8 @@ pub(super) enum EngineInput {
     Add(Newcomer),
     /// All models together are to have so many bytes of KV memory.
     SetKvBytes { kv_bytes: u64, tag: Tag },
+    /// An archive has something for a model, or wants something of it.
+    FromArchive(ModelId, FromArchive),
     /// A model is to go.
     Remove(ModelId),
     /// The end.
@@ -70,6 +75,8 @@ pub(crate) struct Newcomer {
     pub(crate) settings: SchedulerSettings,
     pub(crate) bounds: KvBounds,
     pub(crate) backend: Box<dyn Backend>,
+    /// What keeps the contexts that are saved of it.
+    pub(crate) archive: Option<ArchiveOf>,
 }
 
 impl std::fmt::Debug for Newcomer {
@@ -122,6 +129,7 @@ pub(super) struct Core {
     /// What was found while the layers of the last step were waited for; the next turn sees to it.
     layers_failed: Option<BackendError>,
     pool: Pool,
+    archiving: Archiving,
     /// Models that have failed since this was asked last.
     failed: Vec<(ModelId, EngineFailure)>,
     /// Memory for the rows of a step.
@@ -188,6 +196,7 @@ impl Core {
                 EngineInput::Operation(operation) => price_ns = self.apply(operation),
                 EngineInput::Add(newcomer) => self.add(newcomer),
                 EngineInput::SetKvBytes { kv_bytes, tag } => self.note_kv_bytes(kv_bytes, tag),
+                EngineInput::FromArchive(model, what) => self.note_archive(model, what),
                 EngineInput::Remove(model) => self.note_remove(model),
                 EngineInput::Shutdown => return Ok(Next::Stop),
             }
@@ -220,7 +229,9 @@ impl Core {
             Health::Failing(_) => true,
             _ => resident.change != Change::None,
         };
-        let is_more_to_do = self.pool.is_asked() || self.residents.iter().flatten().any(has_work);
+        let is_more_to_do = self.pool.is_asked()
+            || self.archiving.has_jobs()
+            || self.residents.iter().flatten().any(has_work);
         Ok(match (self.under_way.is_empty(), is_more_to_do) {
             (false, _) => Next::Device,
             (true, true) => self.moves_until.map_or(Next::Turn, Next::InputBefore),
@@ -293,6 +304,7 @@ impl Core {
     }
 
     fn leave_for_good(&mut self, caller: CallerId) {
+        self.archiving.leave(caller);
         let Some(guest) = self.commons.leave_for_good(caller) else { return };
         self.residents.iter_mut().flatten().for_each(|resident| resident.scheduler.forget_guest(guest));
     }
@@ -305,27 +317,36 @@ impl Core {
             return 0;
         }
         match self.place_of(operation.model()) {
-            Some(place) => {
-                let Self { residents, commons, gone, outbox, .. } = self;
-                let resident = residents[place].as_mut().expect("it was found");
-                match &resident.health {
-                    Health::Failed(failure) if !matches!(operation, Operation::Stats { .. }) => {
-                        gone.apply(operation, &EngineError::Failed(failure.clone()), outbox);
-                        0
-                    }
-                    _ => {
-                        if let Operation::Ask { ask: Ask::Keep, .. } = operation
-                            && resident.scheduler.lacks_row()
-                        {
-                            resident.scheduler.give_row(resident.backend.keep_row());
-                        }
-                        resident.lend(commons).apply(operation)
-                    }
-                }
-            }
+            Some(place) => match &operation {
+                Operation::Open { .. }
+                | Operation::Forget { .. }
+                | Operation::Save { .. }
+                | Operation::Release { .. } => self.apply_with_archive(place, operation),
+                _ => self.apply_at(place, operation),
+            },
             None => {
                 self.gone.apply(operation, &EngineError::Unloaded, &self.outbox);
                 0
+            }
+        }
+    }
+
+    /// Carries out an operation on the model at a place.
+    fn apply_at(&mut self, place: usize, operation: Operation) -> u64 {
+        let Self { residents, commons, gone, outbox, .. } = self;
+        let resident = residents[place].as_mut().expect("it was found");
+        match &resident.health {
+            Health::Failed(failure) if !matches!(operation, Operation::Stats { .. }) => {
+                gone.apply(operation, &EngineError::Failed(failure.clone()), outbox);
+                0
+            }
+            _ => {
+                if let Operation::Ask { ask: Ask::Keep, .. } = operation
+                    && resident.scheduler.lacks_row()
+                {
+                    resident.scheduler.give_row(resident.backend.keep_row());
+                }
+                resident.lend(commons).apply(operation)
             }
         }
     }
@@ -358,13 +379,17 @@ impl Core {
             if self.is_under_way(place) {
                 continue;
             }
-            let Self { residents, commons, gone, departed, outbox, pool, .. } = self;
+            let Self { residents, commons, gone, outbox, .. } = self;
             let Some(resident) = &mut residents[place] else { continue };
             if let Health::Failing(failure) = &resident.health {
                 let failure = failure.clone();
                 gone.add(resident.end_all(&EngineError::Failed(failure.clone()), commons, outbox));
                 resident.health = Health::Failed(failure);
+                let id = resident.id;
+                self.forget_archive_of(id);
             }
+            let Self { residents, commons, gone, departed, pool, .. } = self;
+            let Some(resident) = &mut residents[place] else { continue };
             if resident.change == Change::Leave {
                 let resident = residents[place].take().expect("it was there");
                 let id = resident.id;
@@ -372,9 +397,11 @@ impl Core {
                 let (contexts, backend) = resident.leave(&EngineError::Unloaded, commons);
                 gone.add(contexts);
                 departed.push((id, backend));
+                self.forget_archive_of(id);
             }
         }
-        self.move_memory()
+        self.move_memory()?;
+        if self.archiving.has_jobs() { self.go_on_archiving() } else { Ok(()) }
     }
 
     fn oldest(&mut self) -> (usize, Plan) {
@@ -446,6 +473,7 @@ impl Core {
                     let writes_rows = resident.lend(commons).note_rows_written(&plan);
                     under_way.push_back((place, plan));
                     self.note_step(place);
+                    self.archiving.note_step();
                     if writes_rows {
                         self.note_rows_ready();
                     }
@@ -484,7 +512,7 @@ impl Core {
         let mut held: SmallVec<[usize; 8]> = SmallVec::new();
         for (place, resident) in self.residents.iter().enumerate() {
             let Some(resident) = resident else { continue };
-            if passed.contains(&place) || !resident.may_step() {
+            if passed.contains(&place) || !resident.may_step() || self.archiving.holds == Some(place) {
                 continue;
             }
             if !resident.scheduler.has_work_among(&self.commons) {

@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 use tokio::sync::watch;
 
 pub(crate) use self::core::Newcomer;
+use crate::archive::{Archive, ArchiveOf};
 use crate::backend::{Backend, PAGE_LEN};
 use crate::command::ModelId;
 use crate::error::EngineError;
@@ -61,6 +62,15 @@ impl Default for EngineSettings {
             port: Port::Direct,
         }
     }
+}
+
+/// What is put around a model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelFittings {
+    /// What all its samplers stand behind.
+    pub operator: Option<Arc<Operator>>,
+    /// What keeps its saved contexts when the engine does not.
+    pub archive: Option<Arc<dyn Archive>>,
 }
 
 /// How many pages a model may have while it shares a device with others.
@@ -127,20 +137,21 @@ impl Engine {
         backend: Box<dyn Backend>,
         bounds: KvBounds,
     ) -> Result<ModelHandle, EngineError> {
-        self.add_behind(None, model, backend, bounds)
+        self.add_with(ModelFittings::default(), model, backend, bounds)
     }
 
-    /// As [`Self::add`], a model whose samplers all stand behind what the operator puts in front of them.
+    /// As [`Self::add`], with what is put around the model.
     ///
     /// # Errors
     /// The engine has failed or stopped.
-    pub fn add_behind(
+    pub fn add_with(
         &self,
-        operator: Option<Arc<Operator>>,
+        fittings: ModelFittings,
         model: Arc<Model>,
         backend: Box<dyn Backend>,
         bounds: KvBounds,
     ) -> Result<ModelHandle, EngineError> {
+        let ModelFittings { operator, archive } = fittings;
         let id = self.take_place();
         let settings = SchedulerSettings {
             place: usize::from(id.place),
@@ -150,11 +161,15 @@ impl Engine {
             latency_multiple: self.settings.latency_multiple,
             segments: SegmentLengths::default(),
             operator: operator.clone(),
+            is_archived: archive.is_some(),
         };
+        let archive = archive.map(|archive| ArchiveOf::new(archive, Arc::downgrade(&self.link), id));
         let (failure, failed) = watch::channel(None);
         let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref(), operator, failed);
-        self.link
-            .post_message(Message::Add { newcomer: Newcomer { id, settings, bounds, backend }, failure })?;
+        self.link.post_message(Message::Add {
+            newcomer: Newcomer { id, settings, bounds, backend, archive },
+            failure,
+        })?;
         Ok(handle)
     }
 

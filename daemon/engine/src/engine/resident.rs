@@ -6,6 +6,7 @@ use rustc_hash::FxHashSet;
 
 use super::KvBounds;
 use super::core::{Newcomer, scheduler};
+use crate::archive::ArchiveOf;
 use crate::backend::{Backend, BackendError, Damage, Limits};
 use crate::batch::{self, PageId, Row};
 use crate::command::{ContextId, ModelId};
@@ -35,6 +36,8 @@ pub(super) struct Resident {
     pub(super) n_steps_kept: u64,
     /// The context for which it got them.
     pub(super) helped: Option<ContextId>,
+    /// What keeps the contexts that are saved of it.
+    pub(super) archive: Option<ArchiveOf>,
 }
 
 /// Whether anything can be computed for a model.
@@ -97,7 +100,7 @@ pub(super) enum Change {
 
 impl Resident {
     pub(super) fn new(newcomer: Newcomer, scheduler: Scheduler) -> Self {
-        let Newcomer { id, settings, bounds, backend } = newcomer;
+        let Newcomer { id, settings, bounds, backend, archive } = newcomer;
         Self {
             id,
             settings,
@@ -110,6 +113,7 @@ impl Resident {
             bounds,
             n_steps_kept: 0,
             helped: None,
+            archive,
         }
     }
 

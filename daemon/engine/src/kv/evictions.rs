@@ -202,6 +202,14 @@ impl Gaps {
         }
     }
 
+    /// Whether there is a position for each of so many tokens, and none is rotated by more than twice as many.
+    fn have_positions(&self, n_numbers: usize, n_positions: usize) -> bool {
+        let Stretch { turned_back, closed_up, .. } = self.last_stretch();
+        let is_within = |n: usize, less: usize, most: usize| n.checked_sub(less).is_some_and(|n| n <= most);
+        is_within(n_numbers, closed_up, n_positions)
+            && is_within(n_numbers, turned_back, n_positions.saturating_mul(2))
+    }
+
     /// Forgets tokens from this number on. The one before it is there.
     pub(super) fn truncate(&mut self, n_numbers: usize) {
         self.holes.retain(|hole| hole.start < n_numbers);
@@ -249,6 +257,11 @@ impl Evictions {
     /// Tokens that are gone.
     pub(crate) fn n_evicted(&self) -> usize {
         self.gaps.n_evicted()
+    }
+
+    /// Number of the first token that is gone.
+    pub(crate) fn first_hole(&self) -> Option<usize> {
+        self.gaps.first_hole()
     }
 
     /// Those of them whose positions were closed up.
@@ -318,6 +331,38 @@ impl Evictions {
             (eviction.at, eviction.turns_back, has_changed) = (last as u32, false, true);
         }
         has_changed
+    }
+
+    /// Whether a context of so many tokens, those that are gone included, can have come to them with so many positions. They may
+    /// be anybody's.
+    pub(crate) fn are_of(&self, n_numbers: usize, n_positions: usize) -> bool {
+        let mut gaps = Gaps::default();
+        let mut earlier = 0;
+        for eviction in &self.list {
+            let (numbers, at) = (eviction.numbers(), eviction.at());
+            let is_in_order =
+                numbers.start < numbers.end && numbers.end <= at && earlier <= at && at < n_numbers;
+            // One that takes nothing away may lie before all stretches.
+            if !is_in_order || gaps.index_of(numbers.start) == gaps.index_of(numbers.end) {
+                return false;
+            }
+            gaps.apply(eviction);
+            if gaps.stretches.len() > N_STRETCHES_MAX || !gaps.have_positions(at + 1, n_positions) {
+                return false;
+            }
+            earlier = at;
+        }
+        gaps == self.gaps && gaps.have_positions(n_numbers, n_positions)
+    }
+
+    /// How many tokens a context had when each was made, those before it taken out.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
+        let mut gaps = Gaps::default();
+        self.list.iter().map(move |eviction| {
+            let length = gaps.index_of(eviction.at()) + 1;
+            gaps.apply(eviction);
+            length
+        })
     }
 
     /// Whether nothing is gone.

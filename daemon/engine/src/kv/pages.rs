@@ -12,6 +12,7 @@ use super::free_pages::FreePages;
 use super::holders::{Holders, resources};
 use super::{PrefixKey, SegmentLengths, TokenStore};
 use crate::account::{Account, Resource};
+use crate::backend::KvPlace;
 use crate::batch::{HostPageId, PageId};
 
 /// A block, while a context holds it or the prefix cache remembers it.
@@ -174,8 +175,12 @@ impl PageTable {
     /// A new block on a free device page, held once; `None` when no page is free. The account has been charged for it.
     pub(crate) fn allocate(&mut self, account: &Arc<Account>) -> Option<BlockId> {
         let page = self.free_pages.take()?;
+        Some(self.insert(Location::Device(page), account))
+    }
+
+    fn insert(&mut self, place: Location, account: &Arc<Account>) -> BlockId {
         let block = Block {
-            place: Location::Device(page),
+            place,
             holders: Holders::one(account),
             key: None,
             marked_in: 0,
@@ -189,7 +194,27 @@ impl PageTable {
             BlockId(u32::try_from(self.blocks.len() - 1).expect("block counts fit 32 bits"))
         });
         self.blocks[id.0 as usize] = Some(block);
-        Some(id)
+        id
+    }
+
+    /// A new block on a free page of host memory, held once and paid for; `None` when no page is free, or the account has not so
+    /// many left.
+    pub(crate) fn allocate_on_host(&mut self, account: &Arc<Account>) -> Option<(BlockId, HostPageId)> {
+        let page = self.free_host_pages.pop()?;
+        if account.charge(Resource::Pages, 1).is_err() {
+            self.free_host_pages.push(page);
+            return None;
+        }
+        account.charge_beyond(Resource::HostPages, 1);
+        Some((self.insert(Location::Host(page), account), page))
+    }
+
+    /// Where the block is.
+    pub(crate) fn place(&self, id: BlockId) -> KvPlace {
+        match self.block(id).place {
+            Location::Device(page) => KvPlace::Device(page),
+            Location::Host(page) => KvPlace::Host(page),
+        }
     }
 
     /// One holder more. An account of a user that holds the block already pays nothing; another is charged, also past its

@@ -2,6 +2,7 @@
 
 mod branch;
 mod evicted;
+mod restored;
 mod steered;
 
 use self::evicted::Holed;

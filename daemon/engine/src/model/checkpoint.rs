@@ -64,6 +64,8 @@ struct Shard {
     file: RangeFile,
     n_bytes: u64,
     header: blake3::Hash,
+    /// Taken when it was opened, before anything of it was read.
+    stamp: Vec<u8>,
 }
 
 impl Dtype {
@@ -167,6 +169,7 @@ impl Checkpoint {
             file: RangeFile::Generated(generated),
             n_bytes: 0,
             header: blake3::hash(format!("{generated:?}").as_bytes()),
+            stamp: Vec::new(),
         };
         let mut shards = vec![
             shard("random weights", Generated::Random { dtype, seed }),
@@ -274,6 +277,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Feeds a hash with what tells these weights from all others, to the last bit: what is compiled in as it is, and of files
+    /// when they were changed.
+    pub(crate) fn identify(&self, hasher: &mut blake3::Hasher) {
+        for shard in &self.shards {
+            hasher.update(shard.header.as_bytes());
+            match &shard.file {
+                RangeFile::Memory(bytes) => hasher.update(bytes),
+                RangeFile::Disk(_) | RangeFile::Generated(_) => hasher.update(&shard.stamp),
+            };
+        }
+    }
+
     fn lookup(&self, name: &str) -> Result<&TensorInfo, ModelError> {
         self.tensors
             .get(name)
@@ -302,6 +317,7 @@ impl Shard {
         let short =
             |expected_bytes| ModelError::FileLength { file: name.clone(), expected_bytes, found_bytes };
         let io = |source| ModelError::Io { file: name.clone(), source };
+        let stamp = file.stamp().map_err(io)?;
         if found_bytes < PREFIX_BYTES {
             return Err(short(PREFIX_BYTES));
         }
@@ -348,7 +364,7 @@ impl Shard {
             }
         }
         let header = blake3::hash(&header);
-        Ok(Self { name, file, n_bytes: found_bytes, header })
+        Ok(Self { name, file, n_bytes: found_bytes, header, stamp })
     }
 }
 

@@ -162,6 +162,16 @@ impl Model {
         })
     }
 
+    /// Tells it from every other model, to the last bit of its weights, and from itself once one of its files was changed. It may
+    /// read all that is compiled in.
+    #[must_use]
+    pub fn identity(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("trellis model identity 1");
+        hasher.update(&self.fingerprint);
+        self.checkpoint.identify(&mut hasher);
+        *hasher.finalize().as_bytes()
+    }
+
     /// The model without its weights, as data.
     #[must_use]
     pub fn card(&self) -> ModelCard {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use super::error::ModelError;
 use super::generated::Generated;
@@ -110,6 +111,23 @@ impl ModelSource {
 }
 
 impl RangeFile {
+    /// What tells the file from one that is put in its place or written over: when it was changed. For what cannot change,
+    /// nothing.
+    pub(crate) fn stamp(&self) -> io::Result<Vec<u8>> {
+        let Self::Disk(file) = self else { return Ok(Vec::new()) };
+        let metadata = file.metadata()?;
+        let modified = metadata.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut stamp = modified.as_nanos().to_le_bytes().to_vec();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt as _;
+            // Whoever sets the time of a change by hand does not set this one.
+            stamp.extend(metadata.ctime().to_le_bytes());
+            stamp.extend(metadata.ctime_nsec().to_le_bytes());
+        }
+        Ok(stamp)
+    }
+
     /// Fills `out` from the bytes at `offset`.
     pub(crate) fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         match self {

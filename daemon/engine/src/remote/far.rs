@@ -113,10 +113,12 @@ impl Inward for Asking {
                 Question::Leave { caller }
             }
             Message::Operation(operation) => Question::Operation { caller, operation },
-            // Models and memory are the daemon's business.
-            Message::Add { .. } | Message::SetKvBytes { .. } | Message::Remove { .. } | Message::Shutdown => {
-                return;
-            }
+            // Models, memory and archives are the daemon's business.
+            Message::Add { .. }
+            | Message::SetKvBytes { .. }
+            | Message::FromArchive { .. }
+            | Message::Remove { .. }
+            | Message::Shutdown => return,
         };
         self.spokesman.ask(Asked(question));
     }

@@ -8,6 +8,7 @@ use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
+use crate::backend::PAGE_LEN;
 use crate::causes::{Cause, Causes};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
@@ -148,7 +149,7 @@ impl Scheduler {
         }
     }
 
-    fn root_key(&self, actor: ActorId) -> PrefixKey {
+    pub(super) fn root_key(&self, actor: ActorId) -> PrefixKey {
         PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
     }
 
@@ -200,6 +201,8 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.last_step = self.commons.step;
+        let n_restored = std::mem::take(&mut saved.n_restored);
+        owner.account.note_restored(n_restored as u64);
         self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let opened = Opened {
@@ -208,7 +211,8 @@ impl Scheduler {
             steering_bytes: kv.steering_bytes(),
         };
         let seat = self.commons.queue.seat(&owner);
-        self.commons.queue.charge(&seat, price_ns);
+        let of_archive_ns = self.archive_ns(n_restored.div_ceil(PAGE_LEN));
+        self.commons.queue.charge(&seat, price_ns + of_archive_ns);
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(opened)
     }
@@ -366,12 +370,20 @@ impl Scheduler {
         let kv = self.fork_kv(id, owner.account.clone()).expect("the context is there");
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
-        let last_step = self.commons.step;
-        self.saved.insert(key, Saved { kv, tokens, _footprint: footprint, owner, last_step, listing });
+        let (last_step, version) = (self.commons.step, self.next_version());
+        if self.settings.is_archived {
+            self.newly_saved = Some(key.clone());
+            // Its pages are read.
+            let context = &self.contexts[&id];
+            self.commons.queue.charge(&context.seat, self.archive_ns(kv.n_to_keep().0));
+        }
+        let saved =
+            Saved { kv, tokens, _footprint: footprint, owner, last_step, listing, version, n_restored: 0 };
+        self.saved.insert(key, saved);
         Ok(())
     }
 
-    fn forget(&mut self, actor: ActorId, name: String) -> Result<(), EngineError> {
+    pub(super) fn forget(&mut self, actor: ActorId, name: String) -> Result<(), EngineError> {
         let key = (actor, name);
         let Some(mut saved) = self.saved.remove(&key) else {
             return Err(EngineError::NotSaved { name: key.1 });

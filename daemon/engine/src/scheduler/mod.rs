@@ -31,6 +31,7 @@
 //! | spare | a question left it past the tokens of its context | an edit, or want of pages | what is appended is not computed again |
 
 mod admission;
+mod archive;
 mod arrears;
 mod asked;
 mod beams;
@@ -107,6 +108,7 @@ use returns::Returns;
 use slots::Slots;
 use spares::Spares;
 
+pub(crate) use archive::Restoring;
 pub(crate) use late::MasksOfStep;
 pub(crate) use parts::{Sacrifice, Source, Want};
 pub(crate) use plan::{Move, Plan};
@@ -130,6 +132,8 @@ pub(crate) struct SchedulerSettings {
     pub(crate) segments: SegmentLengths,
     /// What stands in front of everybody's samplers.
     pub(crate) operator: Option<Arc<Operator>>,
+    /// Whether an archive keeps what is saved.
+    pub(crate) is_archived: bool,
 }
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -144,6 +148,7 @@ impl SchedulerSettings {
             latency_multiple: 1.6,
             segments: SegmentLengths::default(),
             operator: None,
+            is_archived: false,
         }
     }
 }
@@ -209,6 +214,10 @@ struct Saved {
     /// The device's step when it was saved or last opened.
     last_step: u64,
     listing: Listing,
+    /// Tells it from what was saved under its name before.
+    version: u64,
+    /// Tokens whose KV came back from an archive, until the first guest that opens it is told.
+    n_restored: usize,
 }
 
 /// What the models of a device share.
@@ -260,6 +269,11 @@ impl Commons {
     pub(crate) fn leave_for_good(&mut self, caller: CallerId) -> Option<GuestId> {
         self.kept.forget(caller);
         self.callers.remove(&caller).map(|owner| owner.guest)
+    }
+
+    /// On whose behalf a caller asks, while it is there.
+    pub(crate) fn owner_of(&self, caller: CallerId) -> Option<&Owner> {
+        self.callers.get(&caller)
     }
 
     /// Whose guest a caller is, while it is there.
@@ -315,6 +329,10 @@ pub(crate) struct Scheduler {
     pages: PageTable,
     contexts: FxHashMap<ContextId, Box<ContextState>>,
     saved: BTreeMap<SavedKey, Saved>,
+    /// Contexts that were saved, or came back.
+    n_versions: u64,
+    /// What was saved by the last operation, if an archive is to hear of it.
+    newly_saved: Option<SavedKey>,
     slots: Slots,
     /// While it is the model's turn, what all models share.
     commons: Commons,
@@ -369,6 +387,8 @@ impl Scheduler {
             pages: PageTable::new(limits.n_pages, limits.n_host_pages, settings.segments),
             contexts: FxHashMap::default(),
             saved: BTreeMap::new(),
+            n_versions: 0,
+            newly_saved: None,
             slots: Slots::new(limits.n_states),
             commons: Commons::default(),
             line: Line::default(),

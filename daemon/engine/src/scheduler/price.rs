@@ -25,6 +25,9 @@ const NS_PER_TOKEN_PLACED: u64 = 5;
 /// Bytes of a mask that are copied for the device in a nanosecond.
 const MASK_BYTES_PER_NS: u64 = 16;
 
+/// Bytes of pages that are read for an archive, or come back from it, in a nanosecond.
+const ARCHIVE_BYTES_PER_NS: u64 = 4;
+
 /// What it takes to have the pages of a sequence held once more, at so much for each; where tokens were evicted, what is
 /// known of its pages and of each eviction is written down.
 fn copy_ns(kv: &Sequence, ns_per_page: u64) -> u64 {
@@ -128,6 +131,11 @@ impl Scheduler {
             self.commons.queue.charge(&context.seat, price_ns + of_mask);
             self.commons.arrears.note_active(&context.owner);
         }
+    }
+
+    /// What it takes the device to have so many pages read or filled, beside its steps.
+    pub(super) fn archive_ns(&self, n_pages: usize) -> u64 {
+        n_pages as u64 * self.limits.page_bytes as u64 / ARCHIVE_BYTES_PER_NS
     }
 
     fn saved_by(&self, actor: ActorId, name: &str) -> Option<&Saved> {

@@ -102,7 +102,7 @@ const PACKAGED_SOCKETS: [&str; 2] =
     ["/usr/lib/systemd/system/trellis.socket", "/lib/systemd/system/trellis.socket"];
 
 /// What the service leaves behind by itself.
-const LEFTOVERS: [&str; 2] = ["/var/cache/trellis", "/run/trellis"];
+const LEFTOVERS: [&str; 3] = ["/var/cache/trellis", "/var/lib/trellis", "/run/trellis"];
 
 /// Where systemd is while it runs the machine.
 const RUNNING: &str = "/run/systemd/system";

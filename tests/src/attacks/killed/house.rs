@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
-use trellis::config::Config;
+use trellis::config::{Config, SavedContexts};
 use trellis_client::Client;
 
 /// How long a daemon may take to start, or to end by itself.
@@ -60,7 +60,13 @@ impl House {
             fs::copy(trellis, &house.trellis)?;
         }
         fs::create_dir(house.place("tmp"))?;
-        let config = Config { cache_dir: Some(house.place("cache")), compile_exe: None, ..config.clone() };
+        let config = Config {
+            cache_dir: Some(house.place("cache")),
+            saved_contexts: SavedContexts::Disk,
+            state_dir: Some(house.place("state")),
+            compile_exe: None,
+            ..config.clone()
+        };
         fs::write(house.place("trellis.toml"), toml::to_string(&config).map_err(io::Error::other)?)?;
         Ok(house)
     }
@@ -137,8 +143,16 @@ impl House {
     /// What lies in the folder; components that an earlier life than this one has written are not read again.
     pub(super) fn left(&self, life: &Life) -> io::Result<Left> {
         let mut left = Left::default();
-        let expected =
-            ["cache", "tmp", "trellis", "trellis.log", "trellis.sock", "trellis.sock.lock", "trellis.toml"];
+        let expected = [
+            "cache",
+            "state",
+            "tmp",
+            "trellis",
+            "trellis.log",
+            "trellis.sock",
+            "trellis.sock.lock",
+            "trellis.toml",
+        ];
         for entry in fs::read_dir(self.folder.path())? {
             let name = entry?.file_name();
             if !expected.iter().any(|expected| name == *expected) {
@@ -148,6 +162,7 @@ impl House {
         for entry in fs::read_dir(self.place("tmp"))? {
             left.complaints.push(format!("{} is left among temporary files", entry?.file_name().display()));
         }
+        self.look_at_saved(life, &mut left)?;
         // The first daemon may have been killed before it made the folder.
         let cached = match fs::read_dir(self.place("cache")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(left),
@@ -172,6 +187,29 @@ impl House {
             }
         }
         Ok(left)
+    }
+
+    /// What lies among saved contexts; whether they are whole is seen when they are opened.
+    fn look_at_saved(&self, life: &Life, left: &mut Left) -> io::Result<()> {
+        let users = match fs::read_dir(self.place("state").join("contexts")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            users => users?,
+        };
+        for user in users {
+            for entry in fs::read_dir(user?.path())? {
+                let path = entry?.path();
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                match path.extension().and_then(|extension| extension.to_str()) {
+                    Some("tmp") => {
+                        left.n_half_written += 1;
+                        left.n_of_others += usize::from(!name.starts_with(&format!("{}-", life.child.id())));
+                    }
+                    Some("context") => {}
+                    _ => left.complaints.push(format!("{name} is left among saved contexts")),
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -72,7 +72,7 @@ pub struct Report {
     pub n_compiled: usize,
     /// Contexts that were saved when a daemon was killed, or were being saved.
     pub n_saved: usize,
-    /// Of those, how many the next daemon had, whole: contexts are kept in memory.
+    /// Of those, how many the next daemon had, whole: those that had come to the disk.
     pub n_saved_whole: usize,
     /// Files that were being written when a daemon was killed.
     pub n_half_written: usize,

@@ -220,7 +220,7 @@ fn newcomer(limits: Limits, told: &Arc<Told>) -> Newcomer {
     let (under_way, late) = (Vec::new(), Vec::new());
     let device = Device { limits, told: told.clone(), under_way, late, waits: false };
     let bounds = KvBounds::of(&device);
-    Newcomer { id: MODEL, settings, bounds, backend: Box::new(device) }
+    Newcomer { id: MODEL, settings, bounds, backend: Box::new(device), archive: None }
 }
 
 fn run_settings(masks: MaskSource) -> RunSettings {

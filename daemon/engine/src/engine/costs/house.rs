@@ -107,7 +107,7 @@ impl House {
         let settings =
             SchedulerSettings { segments: SegmentLengths::default(), ..SchedulerSettings::alone(usize::MAX) };
         let (id, bounds) = (ModelId::default(), KvBounds::of(&device));
-        let newcomer = Newcomer { id, settings, bounds, backend: Box::new(device) };
+        let newcomer = Newcomer { id, settings, bounds, backend: Box::new(device), archive: None };
         link.post_message(Message::Add { newcomer, failure }).expect("the engine is there");
         let mut house = Self {
             core: Core::default(),

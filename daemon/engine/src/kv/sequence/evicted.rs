@@ -456,6 +456,32 @@ impl Sequence {
         n_whole
     }
 
+    /// Has these evictions take effect once the tokens before them are computed; none of its tokens is.
+    ///
+    /// # Panics
+    /// Some are computed, or evicted.
+    pub(super) fn restore_evictions(&mut self, evictions: Evictions, pages: &mut PageTable) {
+        assert!(
+            self.n_computed == 0 && !self.is_holed(),
+            "a sequence is restored before anything is computed"
+        );
+        let mut holed = Holed::new(&self.tokens, 0, &mut pages.tokens);
+        let n_holes = evictions.list().len();
+        let longest = evictions.lengths().max().unwrap_or(0);
+        // A hole leaves two pages that are not full.
+        holed.n_blocks_most = longest.div_ceil(PAGE_LEN) + 2 * n_holes + 1;
+        holed.evictions = evictions;
+        holed.list_from(0, &self.tokens, &mut pages.tokens);
+        holed.find_stretches();
+        self.holed = Some(Box::new(holed));
+    }
+
+    /// The first blocks whose tokens no eviction has touched.
+    pub(super) fn n_blocks_before_holes(&self) -> Option<usize> {
+        let first = self.holed.as_ref()?.evictions.gaps().first_hole();
+        Some(first.map_or(usize::MAX, |first| first / PAGE_LEN))
+    }
+
     /// The same for another context.
     pub(super) fn fork_holed(&self, pages: &mut PageTable) -> Option<Box<Holed>> {
         self.holed.as_ref().map(|holed| Box::new(holed.fork(&mut pages.tokens)))

@@ -19,6 +19,11 @@ pub(super) struct SteeredFrom {
 }
 
 impl SteeredFrom {
+    /// This is added to the tokens from this number on.
+    pub(super) fn new(steering: Arc<Steering>, start: usize) -> Self {
+        Self { steering, start }
+    }
+
     /// The key of a page without steering, with what is to be said on this page.
     pub(super) fn of_page(&self, page_idx: usize, key: PrefixKey) -> PrefixKey {
         match self.start / PAGE_LEN == page_idx {
@@ -73,6 +78,11 @@ impl Sequence {
     /// Tokens from the first on, there may be fewer, to which the same is added as to those of another.
     pub(crate) fn n_steered_as(&self, other: &Self) -> usize {
         n_before_difference(&self.steered, &other.steered)
+    }
+
+    /// What is added, and from which token on.
+    pub(crate) fn steering_from(&self) -> Option<(Arc<Steering>, usize)> {
+        self.steered.as_ref().map(|steered| (steered.steering.clone(), steered.start))
     }
 
     /// Bytes of what is added.

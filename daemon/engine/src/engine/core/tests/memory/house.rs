@@ -261,7 +261,13 @@ impl House {
         let bounds = KvBounds { n_pages_min: n_longest, n_pages_max: 1 << 10 };
         let settings = SchedulerSettings { place, ..SchedulerSettings::alone(256) };
         let id = ModelId { place: place as u16, generation: 0 };
-        self.inputs.push(EngineInput::Add(Newcomer { id, settings, bounds, backend: Box::new(device) }));
+        self.inputs.push(EngineInput::Add(Newcomer {
+            id,
+            settings,
+            bounds,
+            backend: Box::new(device),
+            archive: None,
+        }));
         self.settle();
     }
 

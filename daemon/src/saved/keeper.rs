@@ -1,0 +1,258 @@
+//! The archives of models, over one store: what engines say is put into a queue for each user, and two threads do what the
+//! queues say, one thing of a user at a time and user by user in turn.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use trellis_engine::account::{Account, ActorId};
+use trellis_engine::backend::Backend;
+use trellis_engine::model::Model;
+use trellis_engine::{Archive, Kept, SavedContext, SavedName, Wanted};
+
+use super::Store;
+use super::file::ModelKind;
+
+/// Users that are served at once: one with a slow disk to itself does not keep all others waiting.
+const N_THREADS: usize = 2;
+
+/// What may be asked for one user before it is done, more than its guests have contexts: what comes beyond that is not kept, or
+/// not there.
+const N_JOBS_MAX: usize = 1 << 14;
+
+/// Of those, so many of the last are looked through for what is saved again.
+const N_JOBS_LOOKED_AT: usize = 64;
+
+/// The archives of all models. Its threads end with it, after what they are at.
+#[derive(Debug)]
+pub(crate) struct Keepers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    queues: Mutex<Queues>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    by_user: HashMap<ActorId, VecDeque<Job>>,
+    /// Users with jobs of whom none is being done, the next first.
+    order: VecDeque<ActorId>,
+    /// Users of whom one is being done.
+    n_busy: usize,
+    n_threads: usize,
+    is_over: bool,
+}
+
+/// What is asked of the archive of a model.
+#[derive(Debug)]
+struct Job {
+    model: Arc<OfModel>,
+    name: SavedName,
+    asked: Asked,
+}
+
+impl Job {
+    fn is_replaced_by(&self, job: &Self) -> bool {
+        matches!((&self.asked, &job.asked), (Asked::Save(_), Asked::Save(_)))
+            && Arc::ptr_eq(&self.model, &job.model)
+    }
+}
+
+#[derive(Debug)]
+enum Asked {
+    Save(Kept),
+    Fetch(Arc<Account>, Wanted<Box<SavedContext>>),
+    Forget(Wanted<()>),
+}
+
+/// What is to be known of a model.
+#[derive(Debug)]
+struct OfModel {
+    model: Arc<Model>,
+    /// How its pages are written; none where they are of no use to another daemon.
+    format: String,
+    page_bytes: u64,
+    kind: OnceLock<ModelKind>,
+}
+
+impl OfModel {
+    /// The first call may read all weights that are compiled in.
+    fn kind(&self) -> &ModelKind {
+        self.kind.get_or_init(|| ModelKind {
+            model: self.model.name.clone(),
+            tokenizer: self.model.tokenizer.fingerprint().to_owned(),
+            identity: self.model.identity(),
+            format: self.format.clone(),
+            page_bytes: self.page_bytes,
+        })
+    }
+}
+
+/// The archive of one model.
+#[derive(Debug)]
+struct Keeper {
+    of: Arc<OfModel>,
+    shared: Arc<Shared>,
+}
+
+impl Keepers {
+    /// Over this store.
+    pub(crate) fn over(store: Store) -> Self {
+        let (queues, changed) = (Mutex::default(), Condvar::new());
+        Self { shared: Arc::new(Shared { store, queues, changed }) }
+    }
+
+    /// The archive of a model that is computed by a backend.
+    pub(crate) fn of(&self, model: &Arc<Model>, backend: &mut dyn Backend) -> Arc<dyn Archive> {
+        let pages = backend.kv_bytes().map_or_else(|| "none".to_owned(), |bytes| bytes.format());
+        let format = format!("{pages}; {}", backend.weights().dtype.name());
+        let page_bytes = backend.limits().page_bytes as u64;
+        let of = OfModel { model: model.clone(), format, page_bytes, kind: OnceLock::new() };
+        Arc::new(Keeper { of: Arc::new(of), shared: self.shared.clone() })
+    }
+
+    /// Waits until all that was saved is on disk, for so long at most; returns whether it is.
+    pub(crate) fn settle(&self, at_most: Duration) -> bool {
+        let until = Instant::now() + at_most;
+        let mut queues = self.shared.lock();
+        while queues.n_busy > 0 || !queues.order.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.changed.wait_timeout(queues, left);
+            queues = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Bytes of files: of a user, or of all.
+    pub(crate) fn n_bytes(&self, actor: Option<ActorId>) -> u64 {
+        self.shared.store.n_bytes(actor)
+    }
+}
+
+impl Drop for Keepers {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Keeper {
+    fn push(&self, name: SavedName, asked: Asked) {
+        self.shared.push(Job { model: self.of.clone(), name, asked });
+    }
+}
+
+impl Archive for Keeper {
+    fn note_saved(&self, name: SavedName, kept: Kept) {
+        self.push(name, Asked::Save(kept));
+    }
+
+    fn fetch(&self, name: SavedName, account: Arc<Account>, wanted: Wanted<Box<SavedContext>>) {
+        self.push(name, Asked::Fetch(account, wanted));
+    }
+
+    fn forget(&self, name: SavedName, wanted: Wanted<()>) {
+        self.push(name, Asked::Forget(wanted));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(self: &Arc<Self>, job: Job) {
+        let mut queues = self.lock();
+        if queues.is_over {
+            return;
+        }
+        let actor = job.name.actor;
+        let is_known = queues.by_user.contains_key(&actor);
+        let of_user = queues.by_user.entry(actor).or_default();
+        let n_jobs = of_user.len();
+        match of_user.iter_mut().rev().take(N_JOBS_LOOKED_AT).find(|other| other.name == job.name) {
+            // Only the last of what is saved under a name is there to be taken.
+            Some(last) if last.is_replaced_by(&job) => *last = job,
+            _ if n_jobs < N_JOBS_MAX => of_user.push_back(job),
+            _ => {
+                tracing::warn!(uid = actor.0, "too much is asked of saved contexts at once");
+                return;
+            }
+        }
+        if !is_known {
+            queues.order.push_back(actor);
+        }
+        if queues.n_threads < N_THREADS && queues.n_threads < queues.n_busy + queues.order.len() {
+            let shared = self.clone();
+            let spawned = std::thread::Builder::new().name("saved".to_owned()).spawn(move || shared.serve());
+            match spawned {
+                Ok(_) => queues.n_threads += 1,
+                Err(error) => tracing::warn!(%error, "no thread for saved contexts"),
+            }
+        }
+        drop(queues);
+        self.changed.notify_all();
+    }
+
+    /// Does what is asked, until nobody asks any more.
+    fn serve(&self) {
+        let mut queues = self.lock();
+        loop {
+            if queues.is_over && queues.order.is_empty() {
+                return;
+            }
+            let Some(actor) = queues.order.pop_front() else {
+                queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
+            queues.n_busy += 1;
+            drop(queues);
+            if let Some(job) = job {
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.carry_out(job)));
+                if done.is_err() {
+                    tracing::error!(uid = actor.0, "keeping a saved context panicked");
+                }
+            }
+            queues = self.lock();
+            queues.n_busy -= 1;
+            match queues.by_user.get(&actor).is_some_and(|jobs| !jobs.is_empty()) {
+                true => queues.order.push_back(actor),
+                false => drop(queues.by_user.remove(&actor)),
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn carry_out(&self, Job { model, name, asked }: Job) {
+        let (uid, model_name) = (name.actor.0, &model.model.name);
+        match asked {
+            Asked::Save(kept) => {
+                let Some(context) = kept.take() else { return };
+                match self.store.put(model.kind(), &name, &context) {
+                    Ok(n_bytes) => tracing::debug!(uid, model = model_name, n_bytes, "a context was saved"),
+                    Err(error) => {
+                        tracing::warn!(uid, model = model_name, %error, "a saved context is not kept on disk");
+                    }
+                }
+            }
+            Asked::Fetch(account, wanted) => {
+                wanted.answer(self.store.get(model.kind(), &name, &account).map(Box::new));
+            }
+            Asked::Forget(wanted) => {
+                let forgotten = self.store.forget(model_name, &name).unwrap_or_else(|error| {
+                    tracing::warn!(uid, model = model_name, %error, "a saved context stays on disk");
+                    false
+                });
+                wanted.answer(forgotten.then_some(()));
+            }
+        }
+    }
+}
