@@ -78,7 +78,8 @@ fn whether_a_daemon_serves_is_said_in_words_and_by_the_exit_status() {
 #[test]
 fn a_daemon_that_drains_says_so_and_serves() {
     let mut served = Served::start(exe());
-    let mut client = client(&served, &hostile(), "sleep");
+    let wasm = hostile();
+    let mut client = client(&served, &wasm, "sleep");
     listed(&served, "a guest", |guests| guests.len() == 1);
     let begun = Instant::now();
     let pid = Pid::from_raw(i32::try_from(served.pid()).expect("a process")).expect("not 0");
