@@ -285,7 +285,7 @@ pub(crate) async fn conversation(name: &str) {
     assert_eq!(told[1], held);
 
     let saved = format!("conversation over {:?}", port());
-    assert_eq!(replies(&mut guest, json!({ "save": saved }), 1).await.1, [held.clone()]);
+    assert_eq!(replies(&mut guest, json!({ "save": saved }), 1).await.1, std::slice::from_ref(&held));
     let mut other = start(name, &[]).await;
     next_json(&mut other).await;
     assert_eq!(replies(&mut other, json!({ "open": saved }), 1).await.1, [held]);
