@@ -14,3 +14,4 @@ pub mod models;
 pub mod pack;
 pub mod policies;
 pub mod sim;
+pub mod terminal;

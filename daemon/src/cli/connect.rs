@@ -137,7 +137,14 @@ pub(crate) struct Home {
     pub(crate) client: Client,
     /// The daemon's model to use, if one was named.
     pub(crate) model: Option<String>,
-    _inside: Option<Inside>,
+    inside: Option<Inside>,
+}
+
+impl Home {
+    /// Whether the daemon is in this process, and has no other users.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.is_some()
+    }
 }
 
 /// Where guests are to run.
@@ -186,11 +193,11 @@ impl HomeArgs {
             Err(error) => return Err(error),
         };
         let Some(choice) = self.models.first() else {
-            return Ok(Found::There(Home { client, model: None, _inside: None }));
+            return Ok(Found::There(Home { client, model: None, inside: None }));
         };
         let models = client.models().await?;
         match pick(choice, &models) {
-            Ok(name) => Ok(Found::There(Home { client, model: Some(name), _inside: None })),
+            Ok(name) => Ok(Found::There(Home { client, model: Some(name), inside: None })),
             Err(lacking) => {
                 let socket = client.socket().map(|path| path.display().to_string()).unwrap_or_default();
                 if models.iter().any(|model| model.name == *choice) {
@@ -219,7 +226,7 @@ impl HomeArgs {
         config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
         let daemon = start(&config, format).await?;
         note(format, &format!("running inside this process ({why}): {}", describe(&daemon)));
-        Ok(Home { client: daemon.connect().await?, model: None, _inside: Some(Inside(daemon)) })
+        Ok(Home { client: daemon.connect().await?, model: None, inside: Some(Inside(daemon)) })
     }
 }
 

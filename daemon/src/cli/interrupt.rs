@@ -67,6 +67,56 @@ impl Interrupts {
     }
 }
 
+/// What a conversation is told from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Press {
+    /// Ctrl-C.
+    Interrupt,
+    /// It is to end, or its terminal is gone.
+    End,
+}
+
+/// Watches for interrupts where none of them ends the command.
+pub(crate) struct Presses {
+    signals: Signals,
+    has_ended: bool,
+}
+
+impl Presses {
+    /// Starts to watch. From here on an interrupt no longer kills the process by itself.
+    ///
+    /// # Errors
+    /// The system does not let signals be watched.
+    pub(crate) fn watch() -> Result<Self, CliError> {
+        let signals = Signals::new().map_err(CliError::io("watch for interrupts"))?;
+        Ok(Self { signals, has_ended: false })
+    }
+
+    /// The next one; several that come at once are one, and after an end there are only ends.
+    pub(crate) async fn next(&mut self) -> Press {
+        if !self.has_ended {
+            let press = self.signals.next().await;
+            self.has_ended = press == Press::End;
+        }
+        if self.has_ended { Press::End } else { Press::Interrupt }
+    }
+
+    /// Runs a future to its end, or drops it when something comes.
+    ///
+    /// # Errors
+    /// [`CliError::Interrupted`], or what the future ends with.
+    pub(crate) async fn stop<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, CliError>>,
+    ) -> Result<T, CliError> {
+        tokio::select! {
+            biased;
+            _ = self.next() => Err(CliError::Interrupted),
+            result = work => result,
+        }
+    }
+}
+
 #[cfg(unix)]
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
@@ -91,6 +141,10 @@ impl Signals {
     }
 
     async fn first(&mut self) {
+        self.next().await;
+    }
+
+    async fn next(&mut self) -> Press {
         let hang_up = async {
             match &mut self.hang_up {
                 Some(hang_up) => hang_up.recv().await,
@@ -98,9 +152,9 @@ impl Signals {
             }
         };
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = hang_up => {}
+            _ = self.interrupt.recv() => Press::Interrupt,
+            _ = self.terminate.recv() => Press::End,
+            _ = hang_up => Press::End,
         }
     }
 
@@ -132,7 +186,12 @@ impl Signals {
     }
 
     async fn first(&mut self) {
+        self.next().await;
+    }
+
+    async fn next(&mut self) -> Press {
         self.0.recv().await;
+        Press::Interrupt
     }
 
     async fn second(&mut self) {

@@ -246,7 +246,9 @@ pub(crate) fn names_own_option(message: &str) -> bool {
     let Some((_, rest)) = message.split_once("there is no option --") else { return false };
     let name = rest.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '-').next();
     let command = RunArgs::augment_args(clap::Command::new("run"));
-    command.get_arguments().any(|argument| argument.get_long().is_some() && argument.get_long() == name)
+    let mut own = command.get_arguments().filter_map(|argument| argument.get_long());
+    // Of every command.
+    name == Some("json") || own.any(|own| Some(own) == name)
 }
 
 /// What the user calls a guest, without the place where it lies.

@@ -105,6 +105,17 @@ impl Screen {
         }
     }
 
+    /// What the guest has sent so far is a text of its own: what comes next begins in a new line.
+    ///
+    /// # Errors
+    /// The reader of the output is gone.
+    pub(crate) fn end_text(&mut self) -> Result<(), CliError> {
+        if !std::mem::replace(&mut self.is_at_line_start, true) {
+            write(|out| out.write_all(b"\n"))?;
+        }
+        Ok(())
+    }
+
     /// Says something about the guest, to people only.
     pub(crate) fn note(&mut self, line: &str) {
         self.break_line_if_shared();

@@ -10,7 +10,7 @@ use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
 use crate::exe;
-use crate::guests::{daemon, model, run};
+use crate::guests::{daemon, model, port, run};
 
 /// Starts an example; messages go to it while it runs.
 async fn start(name: &str, arguments: &[&str]) -> Guest {
@@ -254,6 +254,63 @@ pub(crate) async fn chat_server(name: &str) {
     }
     assert!(said.iter().all(|event| event["id"] == "a") && said.len() > 1, "{said:?}");
     assert_eq!(said.last().expect("it was answered")["end"], "done");
+}
+
+/// Sends a request, and hears so many replies and the text before them.
+async fn replies(guest: &mut Guest, request: Value, n: usize) -> (String, Vec<Value>) {
+    guest.send(request.to_string()).await.expect("it listens");
+    let (mut text, mut replies) = (String::new(), Vec::new());
+    while replies.len() < n {
+        match guest.next().await.expect("it goes on").expect("it is well") {
+            Event::Text { text: piece } => text.push_str(&piece),
+            Event::Json { json } => replies.push(serde_json::from_str(&json).expect("it is JSON")),
+            _ => {}
+        }
+    }
+    (text, replies)
+}
+
+/// An answer can be stopped, and what is computed is there for another guest.
+pub(crate) async fn conversation(name: &str) {
+    let of = |role: &str, text: &str| json!({ "message": { "role": role, "content": text } });
+    let question = of("user", "What is 37 + 48?");
+    let mut guest = start(name, &[]).await;
+    assert_eq!(next_json(&mut guest).await, Some(json!({ "ready": "tiny" })));
+    assert_eq!(replies(&mut guest, question.clone(), 1).await.1, [json!({ "done": 0 })]);
+    let (said, told) = replies(&mut guest, json!({ "answer": {} }), 2).await;
+    let answered = &told[0]["answered"];
+    assert_eq!((said.as_str(), text(answered, "ending")), ("85", "complete"), "{told:?}");
+    let n_prompt = count(answered, "n_prompt_tokens");
+    let held = json!({ "done": n_prompt + count(answered, "n_tokens") });
+    assert_eq!(told[1], held);
+
+    let saved = format!("conversation over {:?}", port());
+    assert_eq!(replies(&mut guest, json!({ "save": saved }), 1).await.1, std::slice::from_ref(&held));
+    let mut other = start(name, &[]).await;
+    next_json(&mut other).await;
+    assert_eq!(replies(&mut other, json!({ "open": saved }), 1).await.1, [held]);
+    for message in [question.clone(), of("assistant", "85"), of("user", "What is 3 + 4?")] {
+        replies(&mut other, message, 1).await;
+    }
+    let (said, told) = replies(&mut other, json!({ "answer": { "max_tokens": 1 } }), 2).await;
+    let answered = &told[0]["answered"];
+    assert_eq!((said.as_str(), text(answered, "ending")), ("7", "full"), "{told:?}");
+    assert!(count(answered, "n_cached_tokens") >= n_prompt, "{told:?}");
+
+    replies(&mut guest, of("user", "Tell me a short story."), 1).await;
+    guest.send(json!({ "answer": { "max_tokens": 200 } }).to_string()).await.expect("it listens");
+    while !matches!(guest.next().await, Some(Ok(Event::Text { .. }))) {}
+    let (_, told) = replies(&mut guest, json!("stop"), 2).await;
+    assert_eq!(text(&told[0]["answered"], "ending"), "stopped", "{told:?}");
+    // Where there is nothing to be stopped it goes on, and what it cannot do ends nothing.
+    guest.send(json!("stop").to_string()).await.expect("it listens");
+    let (_, told) = replies(&mut guest, json!({ "open": "no such name" }), 1).await;
+    assert!(text(&told[0], "failed").contains("nothing is saved"), "{told:?}");
+    replies(&mut guest, json!("clear"), 1).await;
+    replies(&mut guest, question, 1).await;
+    assert_eq!(replies(&mut guest, json!({ "answer": {} }), 2).await.0, "85");
+    guest.end_messages().await.expect("it listens");
+    guest.wait().await.expect("it ends well");
 }
 
 /// What one conversation cannot do is told there, and the others go on.

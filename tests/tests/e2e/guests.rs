@@ -68,6 +68,7 @@ examples! {
     "complete" => complete,
     "constrained-beam" => constrained_beam,
     "contrastive" => contrastive once,
+    "conversation" => conversation,
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
     "diverse-beam" => diverse_beam,
@@ -188,7 +189,9 @@ pub(crate) async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u
 
 mod check {
     use super::*;
-    pub(crate) use crate::agents::{chat_server, early_vote, react, thinking_budget, tool_ahead};
+    pub(crate) use crate::agents::{
+        chat_server, conversation, early_vote, react, thinking_budget, tool_ahead,
+    };
     pub(crate) use crate::aligned::{asap, constrained_beam};
     pub(crate) use crate::beams::guest::{beam, diverse_beam};
     pub(crate) use crate::constraints::guest::{grammar, json_schema, regex};

@@ -9,6 +9,7 @@ mod bad_input;
 mod beams;
 mod cancels;
 mod card;
+mod chat;
 mod cli;
 mod concurrency;
 mod constraints;

@@ -118,6 +118,7 @@ const STEPPING: &[&str] = &[
     "chat",
     "chat-server",
     "constrained-beam",
+    "conversation",
     "h2o",
     "lookahead",
     "prompt-lookup",

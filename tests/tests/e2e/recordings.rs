@@ -34,6 +34,11 @@ pub(crate) const RUNS: &[(&str, &[&str], &str)] = &[
     ("complete", &["--guess", "lookup", "--max-tokens", "30", "one two three one two three one two"], ""),
     ("constrained-beam", &["--word", "city", "--beams", "2", "What is the capital of France?"], ""),
     ("contrastive", &["--max-tokens", "20", "Once upon a time"], ""),
+    (
+        "conversation",
+        &[],
+        "{\"message\": {\"role\": \"user\", \"content\": \"What is 37 + 48?\"}}\n{\"answer\": {}}\n",
+    ),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
     ("dexperts", &["--max-tokens", "20", "Once upon a time"], ""),
     ("diverse-beam", &["--groups", "3", "--max-tokens", "12", "Once upon a time"], ""),

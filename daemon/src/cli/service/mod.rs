@@ -53,7 +53,7 @@ enum ServiceCommand {
         /// Take the files from under this folder, and stop nothing
         #[arg(long, value_name = "FOLDER")]
         root: Option<PathBuf>,
-        /// The configuration too, though it was changed, and the system's user
+        /// The configuration too, though it was changed, what guests have saved, and the system's user
         #[arg(long)]
         purge: bool,
     },
@@ -102,7 +102,10 @@ const PACKAGED_SOCKETS: [&str; 2] =
     ["/usr/lib/systemd/system/trellis.socket", "/lib/systemd/system/trellis.socket"];
 
 /// What the service leaves behind by itself.
-const LEFTOVERS: [&str; 3] = ["/var/cache/trellis", "/var/lib/trellis", "/run/trellis"];
+const LEFTOVERS: [&str; 2] = ["/var/cache/trellis", "/run/trellis"];
+
+/// Contexts that guests have saved.
+const STATE: &str = "/var/lib/trellis";
 
 /// Where systemd is while it runs the machine.
 const RUNNING: &str = "/run/systemd/system";
@@ -224,6 +227,11 @@ fn uninstall(image: &Image, purge: bool, format: Format) -> Result<(), CliError>
     for path in files(None).iter().map(|file| file.path).chain(LEFTOVERS) {
         remove(image, path, &mut done)?;
     }
+    if purge {
+        remove(image, STATE, &mut done)?;
+    } else if image.has(STATE).map_err(looking(STATE))? {
+        done.kept.push(image.at(STATE).map_err(looking(STATE))?);
+    }
     if image.is_machine() {
         run("systemctl", &["daemon-reload"])?;
         if purge {
@@ -327,7 +335,9 @@ mod tests {
         // What the operator has changed stays, over an upgrade too.
         fs::write(at(CONFIG), "models = ['draft']").expect("written");
         install(&image, Format::Json).expect("again");
+        fs::create_dir_all(at("/var/lib/trellis/contexts")).expect("made");
         uninstall(&image, false, Format::Json).expect("it is there");
+        assert!(at("/var/lib/trellis/contexts").exists(), "what guests have saved stays");
         assert_eq!(fs::read_to_string(at(CONFIG)).expect("kept"), "models = ['draft']");
         assert!(!at(UNIT_FILE).exists() && !at(SOCKET_FILE).exists() && !at(EXE).exists());
         assert!(matches!(uninstall(&image, false, Format::Json), Err(CliError::NoService)));
@@ -335,7 +345,7 @@ mod tests {
         // A program that came there in another way is not this command's to take.
         fs::write(at(EXE), "another").expect("written");
         uninstall(&image, true, Format::Json).expect("it is there");
-        assert!(!at("/etc/trellis").exists());
+        assert!(!at("/etc/trellis").exists() && !at(STATE).exists());
         assert_eq!(fs::read_to_string(at(EXE)).expect("kept"), "another");
 
         fs::create_dir_all(at(PACKAGED_UNITS[0]).parent().expect("a folder")).expect("made");

@@ -82,6 +82,8 @@ fn all_code_is_included_and_every_chapter_is_listed() {
                     let read = toml::from_str::<Config>(&lines.join("\n"));
                     assert!(read.is_ok(), "{name}: {read:?}");
                 }
+                // What `chat.rs` sees on a terminal.
+                "screen" => assert!(lines[0].starts_with("$ trellis chat"), "{name}: {lines:?}"),
                 other => panic!("{name} has a block of {other:?}"),
             }
         }

@@ -1,4 +1,19 @@
-//! `trellis chat`: the chat example, with its options spelled out.
+//! `trellis chat`: the chat example, with its options spelled out, and a prompt where there is a terminal.
+//!
+//! - Comes in: one question; or lines, each a message; or, on a terminal, what the user writes at a prompt (`editor`), messages and
+//!   commands (`command`) alike.
+//! - Goes out: answers as they come, and to the guest behind them requests (`partner`).
+//! - On a terminal this side leads the conversation (`talk`, `conversation`, `settings`) and can tell it to another guest: one that has
+//!   ended, or another model, costs nothing of it. What is kept lies in the user's state folder (`store`).
+//! - Must not happen: a conversation that ends because of an answer; something of it that another user can read.
+
+mod command;
+mod conversation;
+mod editor;
+mod partner;
+mod settings;
+mod store;
+mod talk;
 
 use std::io::{self, IsTerminal};
 
@@ -7,15 +22,19 @@ use trellis_client::StartOptions;
 
 use super::connect::HomeArgs;
 use super::error::CliError;
-use super::output::{Format, note};
+use super::output::Format;
 use super::run::{self, UserInput, Wanted};
 use super::seed::seed;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis chat \"What is 37 + 48?\"       one question
-  trellis chat --temperature 0.8        a conversation, one message a line; Ctrl-D ends it
-  trellis chat < questions.txt          the same, from a file";
+  trellis chat --temperature 0.8        a conversation at a prompt; /help lists its commands
+  trellis chat --verbose                says after each answer how fast it was
+  trellis chat < questions.txt          a conversation from a file, one message a line
+
+On a terminal, conversations that are saved and the lines of the prompt are kept in trellis/ of XDG_STATE_HOME
+(~/.local/state), for you alone.";
 
 /// The guest that it runs.
 const GUEST: &str = "chat";
@@ -36,9 +55,12 @@ pub(crate) struct ChatArgs {
     /// The seed; the same seed gives the same answers
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
+    /// Say after each answer how many tokens it has, how fast they came, and how many of the prompt were computed before
+    #[arg(long, short)]
+    verbose: bool,
     #[command(flatten)]
     home: HomeArgs,
-    /// One question; without it, each line of standard input is a message
+    /// One question; without it, messages from a prompt, or from standard input, one a line
     prompt: Vec<String>,
 }
 
@@ -50,10 +72,11 @@ fn temperature(text: &str) -> Result<f32, String> {
 }
 
 pub(crate) async fn chat(args: ChatArgs, format: Format) -> Result<(), CliError> {
-    let input = if args.prompt.is_empty() { UserInput::Lines } else { UserInput::Nothing };
-    if input == UserInput::Lines && io::stdin().is_terminal() {
-        note(format, "type a message and press Enter; Ctrl-D ends the conversation");
+    let is_led = args.prompt.is_empty() && format == Format::Text;
+    if is_led && io::stdin().is_terminal() && io::stdout().is_terminal() {
+        return talk::talk(args).await;
     }
+    let input = if args.prompt.is_empty() { UserInput::Lines } else { UserInput::Nothing };
     let options = StartOptions { arguments: arguments(&args), seed: args.seed, ..StartOptions::default() };
     run::start(GUEST, &args.home, options, input, Wanted::default(), format).await
 }
@@ -65,8 +88,9 @@ fn arguments(args: &ChatArgs) -> Vec<String> {
         ("--max-tokens", args.max_tokens.map(|value| value.to_string())),
     ];
     let given = options.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+    let verbose = args.verbose.then(|| "--verbose".to_owned());
     let dashes = (!args.prompt.is_empty()).then(|| "--".to_owned());
-    given.chain(dashes).chain(args.prompt.iter().cloned()).collect()
+    given.chain(verbose).chain(dashes).chain(args.prompt.iter().cloned()).collect()
 }
 
 #[cfg(test)]
@@ -88,10 +112,10 @@ mod tests {
     #[test]
     fn a_prompt_is_never_taken_for_an_option() {
         assert!(guest_arguments(&[]).is_empty());
-        let words = ["--system", "Be brief = good.", "--temperature", "0.5", "--", "--seed", "it"];
+        let words = ["--system", "Be brief = good.", "-v", "--temperature", "0.5", "--", "--seed", "it"];
         assert_eq!(
             guest_arguments(&words),
-            ["--system=Be brief = good.", "--temperature=0.5", "--", "--seed", "it"]
+            ["--system=Be brief = good.", "--temperature=0.5", "--verbose", "--", "--seed", "it"]
         );
     }
 
