@@ -16,7 +16,11 @@ else
 fi
 
 rm -rf "$made"
-mkdir -p "$made/man" "$made/completions"
+mkdir -p "$made/man" "$made/completions" "$made/guests"
+rustup target add wasm32-wasip2
+cargo build --release --locked --manifest-path guest-examples/Cargo.toml --target wasm32-wasip2 \
+  --target-dir guest-examples/target -p chat -p conversation
+cp guest-examples/target/wasm32-wasip2/release/{chat,conversation}.wasm "$made/guests"
 "$exe" config example >"$made/trellis.toml"
 "$exe" man "$made/man"
 gzip --best --no-name "$made"/man/*.1

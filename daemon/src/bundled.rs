@@ -45,17 +45,38 @@ pub fn source(name: &str) -> Option<ModelSource> {
 pub(crate) fn let_go() {
     use rustix::mm::{Advice, madvise};
     let page_bytes = rustix::param::page_size();
+    // A program that unpacks itself has its constants in memory that is nobody's file, which would be zeros then.
+    let of_files = ranges_of_files();
     for (_, bytes) in TINY.iter().chain(DRAFT) {
         let start = bytes.as_ptr().align_offset(page_bytes);
         let whole = bytes.get(start..).unwrap_or_default();
         let n_bytes = whole.len() - whole.len() % page_bytes;
-        // SAFETY: only whole pages within `bytes`, which are constant data without addresses in it: pages of the program's file
-        // that nothing has written to. Reading them brings the same bytes again.
+        let first = whole.as_ptr() as usize;
+        if !of_files.iter().any(|range| range.start <= first && first + n_bytes <= range.end) {
+            continue;
+        }
+        // SAFETY: only whole pages within `bytes`, which are constant data without addresses in it, and in a mapping of a file:
+        // pages that nothing has written to. Reading them brings the same bytes again.
         let advised = unsafe { madvise(whole.as_ptr().cast_mut().cast(), n_bytes, Advice::LinuxDontNeed) };
         if let Err(error) = advised {
             tracing::debug!(%error, "the bundled models stay in memory");
         }
     }
+}
+
+/// Addresses at which this process has files that it does not write to.
+#[cfg(target_os = "linux")]
+fn ranges_of_files() -> Vec<std::ops::Range<usize>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let range = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (addresses, modes) = (fields.next()?, fields.next()?);
+        let is_of_file = fields.nth(2)? != "0" && !modes.contains('w');
+        let (start, end) = addresses.split_once('-')?;
+        let parse = |address| usize::from_str_radix(address, 16).ok();
+        is_of_file.then_some(parse(start)?..parse(end)?)
+    };
+    maps.lines().filter_map(range).collect()
 }
 
 /// On other systems it is theirs to decide.

@@ -95,7 +95,7 @@ pub(crate) struct ArchiveOf {
 #[derive(Debug)]
 pub(crate) enum FromArchive {
     /// Somebody takes what is saved under a name.
-    Take { name: SavedName, version: u64, to: oneshot::Sender<SavedContext> },
+    Take { name: SavedName, version: u64, to: oneshot::Sender<Option<SavedContext>> },
     /// What was kept under a name that a guest opens.
     Fetched { name: SavedName, found: Option<Box<SavedContext>> },
     /// Nothing is kept any more under a name that a guest forgets.
@@ -146,6 +146,17 @@ impl Back {
     }
 }
 
+/// What comes of taking what was saved.
+#[derive(Debug)]
+pub enum Taken {
+    /// It.
+    Context(Box<SavedContext>),
+    /// It has more tokens or evictions behind it than are kept: what was kept under its name is outdated.
+    NotToBeKept,
+    /// Something else was saved under the name, or it was forgotten, or the engine has ended.
+    Gone,
+}
+
 /// A context that was saved, for whoever keeps it.
 #[derive(Debug)]
 pub struct Kept {
@@ -158,11 +169,15 @@ impl Kept {
     /// What was saved, as long as the engine has it and nothing else was saved under the name; waits until its pages are read.
     /// Its KV is left out where the user has no host memory left for it.
     #[must_use]
-    pub fn take(self) -> Option<SavedContext> {
+    pub fn take(self) -> Taken {
         let (to, taken) = oneshot::channel();
         let Self { back, name, version } = self;
         back.say(FromArchive::Take { name, version, to });
-        taken.blocking_recv().ok()
+        match taken.blocking_recv() {
+            Ok(Some(context)) => Taken::Context(Box::new(context)),
+            Ok(None) => Taken::NotToBeKept,
+            Err(_) => Taken::Gone,
+        }
     }
 }
 

@@ -41,7 +41,7 @@ mod stats;
 mod steering;
 mod violation;
 
-pub use archive::{Archive, Kept, SavedContext, SavedHead, SavedName, Wanted};
+pub use archive::{Archive, Kept, SavedContext, SavedHead, SavedName, Taken, Wanted};
 pub use causes::{Cause, Causes};
 pub use command::{
     Ahead, Answer, Ask, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,

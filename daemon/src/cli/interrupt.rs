@@ -101,6 +101,11 @@ impl Presses {
         if self.has_ended { Press::End } else { Press::Interrupt }
     }
 
+    /// Whether there are only ends.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Runs a future to its end, or drops it when something comes.
     ///
     /// # Errors

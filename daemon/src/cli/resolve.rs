@@ -8,6 +8,9 @@ use super::error::CliError;
 /// Where the examples lie in a checkout.
 const EXAMPLES: &str = "guest-examples";
 
+/// Where packages have those that commands need, built.
+const INSTALLED: &str = "/usr/lib/trellis/guests";
+
 /// A guest as the user named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
@@ -20,19 +23,37 @@ pub(crate) enum Named {
 }
 
 /// The folders in which a guest may be given by name alone: the examples of this folder, then those of the
-/// checkout that this program was built from, if it is still there.
+/// checkout that this program was built from, if it is still there, then the components that a package has put on the machine.
 pub(crate) fn example_folders() -> Vec<PathBuf> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(|root| root.join(EXAMPLES));
     let mut folders = vec![PathBuf::from(EXAMPLES)];
-    folders.extend(checkout);
+    folders.extend(checkout.filter(|folder| is_trusted(folder)));
     folders.retain(|folder| folder.is_dir());
+    folders.push(PathBuf::from(INSTALLED));
     folders
+}
+
+/// Whether only this user and root decide what is built there: the program may have been built on another machine, or by
+/// somebody else.
+#[cfg(unix)]
+fn is_trusted(folder: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let own = rustix::process::geteuid().as_raw();
+    fs::metadata(folder).is_ok_and(|folder| {
+        [0, own].contains(&folder.uid()) && (folder.mode() & 0o022 == 0 || own == folder.uid())
+    })
+}
+
+#[cfg(not(unix))]
+fn is_trusted(_: &Path) -> bool {
+    true
 }
 
 /// Finds what `word` names.
 ///
 /// A word with a separator, or one that ends in `.wasm`, is a path. Any other is a crate's folder if there is
-/// one of that name here, else an example, else a file here, else a name for the daemon to know.
+/// one of that name here, else an example, else a file here, else a component among the examples, else a name for the
+/// daemon to know.
 ///
 /// # Errors
 /// [`CliError::NoSuchPath`] and [`CliError::NotACrate`] for paths.
@@ -46,7 +67,13 @@ pub(crate) fn resolve(word: &str, examples: &[PathBuf]) -> Result<Named, CliErro
         return Ok(match found {
             Some(folder) => Named::Crate(folder),
             None if path.is_file() => Named::Component(path.to_owned()),
-            None => Named::Registered(word.to_owned()),
+            None => {
+                let component = format!("{word}.wasm");
+                let mut built = examples.iter().map(|folder| folder.join(&component));
+                built
+                    .find(|path| path.is_file())
+                    .map_or_else(|| Named::Registered(word.to_owned()), Named::Component)
+            }
         });
     }
     if path.is_dir() {

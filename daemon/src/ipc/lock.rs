@@ -133,6 +133,10 @@ impl StartNote {
 pub fn start_of(socket: &Path) -> Option<(u32, Option<String>)> {
     let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).expect("open flags are ints");
     let file = OpenOptions::new().read(true).custom_flags(flags).open(Lock::path(socket)).ok()?;
+    if file.try_lock_shared().is_ok() {
+        // Nobody has it: what it says is of a process that is gone.
+        return None;
+    }
     let text = read(&file)?;
     let (pid, progress) = text.split_once('\n').unwrap_or((&text, ""));
     let progress = progress.lines().next().filter(|line| !line.is_empty());

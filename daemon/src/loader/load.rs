@@ -63,13 +63,13 @@ impl Loader {
         let loader = self.clone();
         let loading = tokio::spawn(async move {
             let under_way = loader.news.begin(&choice);
-            let heard = under_way.clone();
+            let heard = under_way.heard();
             let progress = move |done_bytes, total_bytes| {
                 heard.note(done_bytes, total_bytes);
                 progress(done_bytes, total_bytes);
             };
             let loaded = loader.load_to_the_end(choice.clone(), device, Box::new(progress), given_up).await;
-            loader.news.end(&under_way, loaded.as_ref().err());
+            under_way.end(loaded.as_ref().err());
             if let Err(error) = &loaded {
                 tracing::warn!(model = choice, %error, "a model was not loaded");
             }

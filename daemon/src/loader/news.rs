@@ -35,24 +35,43 @@ impl UnderWay {
     }
 }
 
+/// A load among the news, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Load<'a> {
+    news: &'a News,
+    under_way: Arc<UnderWay>,
+}
+
+impl Load<'_> {
+    /// Where it is noted how far it is.
+    pub(crate) fn heard(&self) -> Arc<UnderWay> {
+        self.under_way.clone()
+    }
+
+    /// It is loaded, or is not, for this reason.
+    pub(crate) fn end(self, error: Option<&DaemonError>) {
+        match error {
+            // That is no failure.
+            None | Some(DaemonError::GivenUp) => {}
+            Some(error) => self.news.note_failure(format!("{} was not loaded: {error}", self.under_way.name)),
+        }
+    }
+}
+
+impl Drop for Load<'_> {
+    fn drop(&mut self) {
+        lock(&self.news.loading).retain(|under_way| !Arc::ptr_eq(under_way, &self.under_way));
+    }
+}
+
 impl News {
     /// A model is being loaded that was asked for as this: a name, or a folder, of which the last part is said.
-    pub(crate) fn begin(&self, choice: &str) -> Arc<UnderWay> {
+    pub(crate) fn begin(&self, choice: &str) -> Load<'_> {
         let name = Path::new(choice).file_name().map_or(choice.into(), |name| name.to_string_lossy());
         let (done_bytes, total_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let under_way = Arc::new(UnderWay { name: name.into_owned(), done_bytes, total_bytes });
         lock(&self.loading).push(under_way.clone());
-        under_way
-    }
-
-    /// It is loaded, or is not, for this reason.
-    pub(crate) fn end(&self, ended: &Arc<UnderWay>, error: Option<&DaemonError>) {
-        lock(&self.loading).retain(|under_way| !Arc::ptr_eq(under_way, ended));
-        match error {
-            // That is no failure.
-            None | Some(DaemonError::GivenUp) => {}
-            Some(error) => self.note_failure(format!("{} was not loaded: {error}", ended.name)),
-        }
+        Load { news: self, under_way }
     }
 
     /// Something went wrong.
@@ -91,12 +110,12 @@ mod tests {
     fn a_load_is_told_until_it_ends_and_why_it_failed_after_that() {
         let news = News::default();
         let (one, other) = (news.begin("/srv/models/llama"), news.begin("draft"));
-        one.note(3, 12);
+        one.heard().note(3, 12);
         let told = LoadingInfo { model: "llama".to_owned(), done_bytes: 3, total_bytes: 12 };
         assert_eq!(news.loading()[0], told);
-        news.end(&other, Some(&DaemonError::GivenUp));
+        other.end(Some(&DaemonError::GivenUp));
         assert_eq!((news.loading().len(), news.last_failure()), (1, None));
-        news.end(&one, Some(&DaemonError::Leaving { name: "llama".to_owned() }));
+        one.end(Some(&DaemonError::Leaving { name: "llama".to_owned() }));
         assert!(news.loading().is_empty());
         let failure = news.last_failure().expect("it was noted");
         assert!(failure.message.starts_with("llama was not loaded: model \"llama\" is being"), "{failure:?}");

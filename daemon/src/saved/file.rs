@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 const PREFIX_BYTES: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>();
 
 /// The longest head: tokens, and the steering vectors of the widest model.
-const HEAD_BYTES_MAX: u64 = 256 << 20;
+pub(super) const HEAD_BYTES_MAX: u64 = 256 << 20;
 
 /// What a file says of its context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

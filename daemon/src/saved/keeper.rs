@@ -8,20 +8,17 @@ use std::time::{Duration, Instant};
 use trellis_engine::account::{Account, ActorId};
 use trellis_engine::backend::Backend;
 use trellis_engine::model::Model;
-use trellis_engine::{Archive, Kept, SavedContext, SavedName, Wanted};
+use trellis_engine::{Archive, Kept, SavedContext, SavedName, Taken, Wanted};
 
 use super::Store;
 use super::file::ModelKind;
 
 /// Users that are served at once: one with a slow disk to itself does not keep all others waiting.
-const N_THREADS: usize = 2;
+const N_THREADS: usize = 4;
 
 /// What may be asked for one user before it is done, more than its guests have contexts: what comes beyond that is not kept, or
 /// not there.
-const N_JOBS_MAX: usize = 1 << 14;
-
-/// Of those, so many of the last are looked through for what is saved again.
-const N_JOBS_LOOKED_AT: usize = 64;
+const N_JOBS_MAX: usize = 1 << 11;
 
 /// The archives of all models. Its threads end with it, after what they are at.
 #[derive(Debug)]
@@ -177,12 +174,14 @@ impl Shared {
         let is_known = queues.by_user.contains_key(&actor);
         let of_user = queues.by_user.entry(actor).or_default();
         let n_jobs = of_user.len();
-        match of_user.iter_mut().rev().take(N_JOBS_LOOKED_AT).find(|other| other.name == job.name) {
+        match of_user.iter_mut().rev().find(|other| other.name == job.name) {
             // Only the last of what is saved under a name is there to be taken.
             Some(last) if last.is_replaced_by(&job) => *last = job,
-            _ if n_jobs < N_JOBS_MAX => of_user.push_back(job),
+            // Whoever waits goes before all that is only written.
+            None if !matches!(job.asked, Asked::Save(_)) => of_user.push_front(job),
+            _ if n_jobs < N_JOBS_MAX || !matches!(job.asked, Asked::Save(_)) => of_user.push_back(job),
             _ => {
-                tracing::warn!(uid = actor.0, "too much is asked of saved contexts at once");
+                tracing::debug!(uid = actor.0, "more contexts are saved at once than are kept");
                 return;
             }
         }
@@ -197,7 +196,13 @@ impl Shared {
                 Err(error) => tracing::warn!(%error, "no thread for saved contexts"),
             }
         }
+        // Nobody would do them: whoever waits is told that there is nothing.
+        let undone = (queues.n_threads == 0).then(|| {
+            queues.order.clear();
+            std::mem::take(&mut queues.by_user)
+        });
         drop(queues);
+        drop(undone);
         self.changed.notify_all();
     }
 
@@ -235,7 +240,17 @@ impl Shared {
         let (uid, model_name) = (name.actor.0, &model.model.name);
         match asked {
             Asked::Save(kept) => {
-                let Some(context) = kept.take() else { return };
+                let context = match kept.take() {
+                    Taken::Context(context) => context,
+                    Taken::NotToBeKept => {
+                        tracing::debug!(uid, model = model_name, "a context is too long to be kept on disk");
+                        if let Err(error) = self.store.forget(model_name, &name) {
+                            tracing::warn!(uid, model = model_name, %error, "an outdated context stays on disk");
+                        }
+                        return;
+                    }
+                    Taken::Gone => return,
+                };
                 match self.store.put(model.kind(), &name, &context) {
                     Ok(n_bytes) => tracing::debug!(uid, model = model_name, n_bytes, "a context was saved"),
                     Err(error) => {

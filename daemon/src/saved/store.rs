@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use trellis_engine::account::{Account, ActorId, HostCharge};
 use trellis_engine::{SavedContext, SavedName};
 
-use super::file::{Head, ModelKind, ReadError, Seal};
+use super::file::{HEAD_BYTES_MAX, Head, ModelKind, ReadError, Seal};
 use crate::files::{discard, is_full, open, replace, sync_folder, write_whole};
 use crate::guest::make_private;
 
@@ -110,7 +110,7 @@ impl Store {
             kv = &[];
         }
         let n_bytes = n_bytes(&encoded, kv);
-        let stored = match n_bytes <= most {
+        let stored = match n_bytes <= most && encoded.len() as u64 <= HEAD_BYTES_MAX {
             true => {
                 self.write(name.actor, &path, [&encoded, kv, Seal::of(&encoded).over(kv).as_bytes()], write)
             }
@@ -145,8 +145,12 @@ impl Store {
         if stored.as_ref().is_err_and(is_full) {
             // Of the user's own: nobody else's goes for it.
             let n_bytes = parts.iter().map(|part| part.len() as u64).sum();
-            give_up(files(&folder, EXTENSION).filter(|found| found.path != path).collect(), n_bytes);
-            stored = put();
+            let own: Vec<Found> = files(&folder, EXTENSION).filter(|found| found.path != path).collect();
+            // Not in vain, where others have filled the disk.
+            if own.iter().map(|found| found.n_bytes).sum::<u64>() >= n_bytes {
+                give_up(own, n_bytes);
+                stored = put();
+            }
         }
         stored?;
         sync_folder(&folder)
@@ -191,7 +195,13 @@ impl Store {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(uid = name.actor.0, path = %path.display(), %error, "a saved context is not used");
-                if !matches!(&error, ReadError::Io(error) if error.kind() == io::ErrorKind::Interrupted) {
+                // A file that the system does not give out at the moment may be whole; a link is none of ours.
+                let is_link =
+                    |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+                if match &error {
+                    ReadError::Broken(_) => true,
+                    ReadError::Io(error) => is_link(error),
+                } {
                     discard(&path);
                 }
                 None

@@ -401,7 +401,7 @@ impl Core {
             }
         }
         self.move_memory()?;
-        if self.archiving.has_jobs() { self.go_on_archiving() } else { Ok(()) }
+        self.go_on_archiving()
     }
 
     fn oldest(&mut self) -> (usize, Plan) {

@@ -17,6 +17,11 @@ use crate::history::History;
 use crate::kv::{BlockId, Evictions, Footprint, Sequence};
 use crate::steering::Steering;
 
+/// Tokens of a context that is kept, those included that were evicted, for each position of the model; and its evictions. All of
+/// them are written down, and gone through when it comes back, between steps.
+const N_TOKENS_PER_POSITION: usize = 4;
+const N_EVICTIONS_MAX: usize = 1024;
+
 /// What comes back, until its pages are filled.
 #[derive(Debug)]
 pub(crate) struct Restoring {
@@ -62,6 +67,17 @@ impl Scheduler {
         Some(self.saved_of(name, version)?.kv.n_to_keep().0)
     }
 
+    /// Whether it is no more than may be kept.
+    pub(crate) fn may_be_kept(&self, name: &SavedName, version: u64) -> bool {
+        let saved = self.saved_of(name, version);
+        saved.is_some_and(|saved| self.is_within(saved.kv.tokens.len(), saved.kv.n_evictions()))
+    }
+
+    fn is_within(&self, n_tokens: usize, n_evictions: usize) -> bool {
+        let n_tokens_max = N_TOKENS_PER_POSITION.saturating_mul(self.limits.n_positions_max);
+        n_tokens <= n_tokens_max && n_evictions <= N_EVICTIONS_MAX
+    }
+
     /// Where those pages are, of the ones from `start` on the first `n`.
     pub(crate) fn pages_to_keep(
         &self,
@@ -101,11 +117,15 @@ impl Scheduler {
         head: SavedHead,
         owner: &Owner,
     ) -> Result<Restoring, EngineError> {
-        if !self.is_sound(&head) {
+        let n_evictions = head.evictions.as_ref().map_or(0, |evictions| evictions.list().len());
+        if !self.is_within(head.tokens.len(), n_evictions) || !self.is_sound(&head) {
             return Err(EngineError::NotSaved { name: name.name.clone() });
         }
         let SavedHead { tokens, n_computed, evictions, steering } = head;
         let owner = Owner { account: owner.account.user().clone(), ..owner.clone() };
+        // Before anything is filled; it is taken when all is there.
+        owner.account.charge(Resource::Contexts, 1)?;
+        owner.account.release(Resource::Contexts, 1);
         let steering = steering.map(|(steering, start)| (Arc::new(steering), start));
         let n_evicted = evictions.as_ref().map_or(0, Evictions::n_evicted);
         let of_evictions = evictions.as_ref().map_or(0, Evictions::n_bytes_held);

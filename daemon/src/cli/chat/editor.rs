@@ -7,7 +7,7 @@ use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
-use rustyline::history::{FileHistory, History};
+use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{
     Cmd, ConditionalEventHandler, Context, Editor, Event, EventContext, EventHandler, Helper, KeyCode,
@@ -28,6 +28,8 @@ const N_KEPT_MAX: usize = 1000;
 const KEPT_BYTES_MAX: usize = 16 << 10;
 /// How long a terminal takes to be as it was before.
 const RESTORE_TIME: Duration = Duration::from_secs(1);
+/// How often it is asked for meanwhile.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What comes of a prompt.
 #[derive(Debug)]
@@ -60,8 +62,9 @@ impl Prompt {
                 Ok(editor) => editor,
                 Err(error) => return drop(sender.blocking_send(Line::Failed(error))),
             };
+            let mut history = history;
             while let Some(()) = asked.blocking_recv() {
-                let line = line(&mut editor, history.as_deref());
+                let line = line(&mut editor, &mut history);
                 if sender.blocking_send(line).is_err() {
                     return;
                 }
@@ -88,9 +91,15 @@ impl Prompt {
     /// Takes the prompt away and leaves the terminal as it was before.
     pub(super) async fn withdraw(&mut self) {
         // The editor takes an interrupt as Ctrl-C, by which it ends.
-        #[cfg(unix)]
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT);
-        let _ = tokio::time::timeout(RESTORE_TIME, self.lines.recv()).await;
+        let until = tokio::time::Instant::now() + RESTORE_TIME;
+        // One that comes before the editor listens is lost.
+        while tokio::time::Instant::now() < until {
+            #[cfg(unix)]
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT);
+            if tokio::time::timeout(INTERRUPT_INTERVAL, self.lines.recv()).await.is_ok() {
+                return;
+            }
+        }
     }
 }
 
@@ -117,7 +126,7 @@ fn editor(history: Option<&std::path::Path>) -> rustyline::Result<Editor<Keys, F
     Ok(editor)
 }
 
-fn line(editor: &mut Editor<Keys, FileHistory>, history: Option<&std::path::Path>) -> Line {
+fn line(editor: &mut Editor<Keys, FileHistory>, history: &mut Option<PathBuf>) -> Line {
     match editor.readline(SIGN) {
         Ok(text) => {
             if text.len() <= KEPT_BYTES_MAX {
@@ -135,14 +144,14 @@ fn line(editor: &mut Editor<Keys, FileHistory>, history: Option<&std::path::Path
 }
 
 /// Keeps a message at once: the conversation may end in any way. That it cannot be is said once.
-fn keep(editor: &mut Editor<Keys, FileHistory>, text: &str, history: Option<&std::path::Path>) {
+fn keep(editor: &mut Editor<Keys, FileHistory>, text: &str, history: &mut Option<PathBuf>) {
     let is_new = editor.add_history_entry(text).unwrap_or(false);
-    if let Some(path) = history
+    if let Some(path) = history.as_deref()
         && is_new
         && let Err(error) = editor.append_history(path)
-        && editor.history().len() == 1
     {
         remark(&format!("trellis: what is written cannot be kept: {error}"));
+        *history = None;
     }
 }
 

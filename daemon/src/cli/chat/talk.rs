@@ -109,6 +109,9 @@ impl Talk {
 
     async fn run(&mut self, prompt: &mut Prompt) -> Result<(), CliError> {
         loop {
+            if self.presses.has_ended() {
+                return Err(CliError::Interrupted);
+            }
             prompt.show().await;
             let line = loop {
                 tokio::select! {

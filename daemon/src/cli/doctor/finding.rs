@@ -93,6 +93,11 @@ impl Finding {
         Self { weight: Weight::Note, ..Self::problem(code, said, remedy) }
     }
 
+    /// It keeps nothing from working.
+    pub(super) fn weigh_less(&mut self) {
+        self.weight = Weight::Note;
+    }
+
     /// With one more line of details.
     pub(super) fn with(mut self, detail: impl Into<String>) -> Self {
         self.details.push(detail.into());

@@ -72,7 +72,12 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
         let (of_models, models) = models::check(&config);
         let mut checks = vec![of_settings, gpus.check()];
         if gpus.is_wanted() {
-            checks.push(nodes::check(Path::new(nodes::DEV), &who));
+            let mut of_nodes = nodes::check(Path::new(nodes::DEV), &who);
+            if gpus.usable().is_some() {
+                // Others than the one that works may be kept for others.
+                of_nodes.findings.iter_mut().for_each(Finding::weigh_less);
+            }
+            checks.push(of_nodes);
         }
         checks.extend([cpu::check(), of_models]);
         checks.extend(check_memory(&models, &config, &gpus, cache_dir.as_deref(), daemon));

@@ -10,7 +10,7 @@ use trellis_client::{Client, Error};
 
 use super::finding::{Check, Code, Finding};
 use crate::cli::access::{Identity, Wanted};
-use crate::ipc::{Lock, Seen};
+use crate::ipc::{Lock, Seen, start_of};
 
 /// A daemon that has not answered for so long has much to do, or hangs.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -58,7 +58,14 @@ pub(super) async fn check(told: Option<&Path>, who: &Identity, patience: Duratio
             check.said = format!("a daemon is running{policy}");
             return (check, Daemon::Running);
         }
-        check.findings.extend(finding_of(&path, &reached, &Lock::look(&path), who, patience));
+        if let (Reached::Silent { .. }, Some((pid, Some(progress)))) = (&reached, start_of(&path)) {
+            let said = format!("{} starts: {progress}", process(Some(pid)));
+            let finding =
+                Finding::note(Code::DaemonSilent, said, "wait; `trellis status` says how far it is");
+            check.findings.push(finding.with(path.display().to_string()));
+        } else {
+            check.findings.extend(finding_of(&path, &reached, &Lock::look(&path), who, patience));
+        }
         if is_there {
             check.said = String::new();
             return (check, Daemon::Absent);

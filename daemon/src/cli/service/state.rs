@@ -44,7 +44,8 @@ fn state_of(shown: &str) -> State {
     };
     let state = match value("LoadState") {
         Some("loaded") => value("ActiveState").unwrap_or("unknown"),
-        _ => "not-installed",
+        Some("not-found") | None => "not-installed",
+        Some(other) => other,
     };
     State {
         state: state.to_owned(),

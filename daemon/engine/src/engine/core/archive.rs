@@ -58,7 +58,7 @@ enum Does {
 
 struct Taking {
     version: u64,
-    to: oneshot::Sender<SavedContext>,
+    to: oneshot::Sender<Option<SavedContext>>,
     /// Memory for what is read; none where the user has none for it.
     charge: Option<HostCharge>,
     kv: Vec<u8>,
@@ -73,19 +73,26 @@ struct Filling {
 }
 
 impl Archiving {
-    /// Whether any pages are to be read or filled.
-    pub(super) fn has_jobs(&self) -> bool {
-        !self.jobs.is_empty()
-    }
-
     /// A step was submitted.
     pub(super) fn note_step(&mut self) {
         self.n_rests = 0;
     }
 
-    /// Forgets what a guest waits for that has gone.
+    /// Forgets what a guest waits for that has gone. What it forgets is forgotten all the same.
     pub(super) fn leave(&mut self, caller: CallerId) {
-        self.parked.retain(|parked| caller_of(&parked.operation) != Some(caller));
+        let is_its =
+            |parked: &Parked| matches!(parked.operation, Operation::Open { caller: of, .. } if of == caller);
+        self.parked.retain(|parked| !is_its(parked));
+    }
+
+    /// Whether a guest waits for a name to be forgotten.
+    fn is_forgotten(&self, model: ModelId, name: &SavedName) -> bool {
+        let forgets = |parked: &Parked| {
+            parked.model == model
+                && parked.name == *name
+                && matches!(parked.operation, Operation::Forget { .. })
+        };
+        self.parked.iter().any(forgets)
     }
 
     /// Takes out what waits for a name.
@@ -96,13 +103,6 @@ impl Archiving {
                 && opens == matches!(parked.operation, Operation::Open { .. })
         };
         self.parked.extract_if(.., is_meant).collect()
-    }
-}
-
-fn caller_of(operation: &Operation) -> Option<CallerId> {
-    match operation {
-        Operation::Open { caller, .. } | Operation::Forget { caller, .. } => Some(*caller),
-        _ => None,
     }
 }
 
@@ -173,7 +173,9 @@ impl Core {
         match what {
             FromArchive::Take { name, version, to } => self.begin_taking(place, name, version, to),
             FromArchive::Fetched { name, found } => {
+                // Whoever forgets it meanwhile is to find it gone.
                 if let Some(found) = found
+                    && !self.archiving.is_forgotten(model, &name)
                     && !self.resident(place).scheduler.has_saved(&name)
                     && self.begin_filling(place, &name, *found)
                 {
@@ -199,17 +201,24 @@ impl Core {
         place: usize,
         name: SavedName,
         version: u64,
-        to: oneshot::Sender<SavedContext>,
+        to: oneshot::Sender<Option<SavedContext>>,
     ) {
         let resident = self.resident(place);
         let (model, page_bytes) = (resident.id, resident.page_bytes());
         let Some(n_pages) = resident.scheduler.n_pages_to_keep(&name, version) else { return };
+        if !resident.scheduler.may_be_kept(&name, version) {
+            // Whoever wanted it may be gone.
+            let _ = to.send(None);
+            return;
+        }
         let account = resident.scheduler.owner_of_saved(&name, version).map(|owner| owner.account.clone());
         let has_format = resident.backend.kv_bytes().is_some();
         let charge = account.filter(|_| has_format);
         let charge = charge.and_then(|account| HostCharge::new(&account, n_pages as u64 * page_bytes).ok());
         let n_pages = if charge.is_some() { n_pages } else { 0 };
-        let taking = Taking { version, to, charge, kv: Vec::new(), n_pages };
+        // At once: to grow it would copy what is there, between steps.
+        let kv = Vec::with_capacity(n_pages * page_bytes as usize);
+        let taking = Taking { version, to, charge, kv, n_pages };
         self.archiving.jobs.push(Job { model, name, does: Does::Take(taking) });
     }
 
@@ -300,6 +309,7 @@ impl Core {
 
     /// Does a part of what is to be read or filled, as far as the steps under way allow.
     pub(super) fn go_on_archiving(&mut self) -> Result<(), EngineFailure> {
+        // Also where the job that held a model is gone.
         self.archiving.holds = None;
         let Some(place) = self.archiving.jobs.first().and_then(|job| self.place_of(job.model)) else {
             return Ok(());
@@ -406,7 +416,7 @@ fn take_part(
         let mut context = SavedContext { head, kv: taking.kv, charge: taking.charge };
         context.cut(page_bytes);
         // Whoever wanted it may be gone.
-        let _ = taking.to.send(context);
+        let _ = taking.to.send(Some(context));
     }
     Ok(None)
 }
