@@ -246,7 +246,7 @@ impl Evictions {
         2 * self.n_bytes() as u64 + TOKEN_BYTES * self.n_evicted() as u64
     }
 
-    pub(super) fn list(&self) -> &[Eviction] {
+    pub(crate) fn list(&self) -> &[Eviction] {
         &self.list
     }
 

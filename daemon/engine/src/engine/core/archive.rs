@@ -73,6 +73,11 @@ struct Filling {
 }
 
 impl Archiving {
+    /// Whether any pages are to be read or filled.
+    pub(super) fn has_jobs(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+
     /// A step was submitted.
     pub(super) fn note_step(&mut self) {
         self.n_rests = 0;
