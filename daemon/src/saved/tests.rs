@@ -202,3 +202,50 @@ async fn many_that_open_one_at_once_all_have_it_and_who_stops_waiting_leaves_not
     let stats = life.model.stats().await.expect("the engine works");
     assert_eq!((stats.n_contexts, stats.n_saved), (0, 1));
 }
+
+#[tokio::test]
+async fn what_is_forgotten_while_it_comes_back_holds_up_nobody() {
+    const N_NAMES: usize = 32;
+    let dir = tempfile::tempdir().expect("a folder");
+    let names: Vec<String> = (0..N_NAMES).map(|idx| format!("plans {idx}")).collect();
+    {
+        let life = Life::begin(dir.path(), 64);
+        let mut context = life.context(400).await;
+        for name in &names {
+            context.save(name).await.expect("saved");
+        }
+        assert!(life.keepers.settle(PATIENCE));
+    }
+    let life = Life::begin(dir.path(), 64);
+    let mut busy = life.context(10).await;
+    for name in &names {
+        // A step is under way, so that what comes back waits for it.
+        let owner = life.owner(7);
+        let (_, _, forgotten) =
+            tokio::join!(bits(&mut busy), life.open(7, name), life.model.forget(&owner, name));
+        forgotten.expect("it was on disk");
+        let row = tokio::time::timeout(PATIENCE, bits(&mut busy)).await;
+        row.unwrap_or_else(|_| panic!("{name}: the model makes no step any more"));
+        assert!(matches!(life.open(7, name).await, Err(EngineError::NotSaved { .. })), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_context_with_too_many_evictions_behind_it_is_not_kept_and_nor_is_what_it_replaces() {
+    let dir = tempfile::tempdir().expect("a folder");
+    {
+        let life = Life::begin(dir.path(), 64);
+        let mut context = life.context(20).await;
+        context.save("plans").await.expect("saved");
+        assert!(life.keepers.settle(PATIENCE));
+        for token in 0..1100 {
+            context.append(&[10 + token % 400]).await.expect("there is room");
+            context.evict(1, 2, Positions::CloseUp).await.expect("evicted");
+        }
+        context.save("plans").await.expect("saved");
+        assert!(life.keepers.settle(PATIENCE));
+        assert_eq!(life.open(7, "plans").await.expect("it is in memory").tokens().len(), 20);
+    }
+    let life = Life::begin(dir.path(), 64);
+    assert!(matches!(life.open(7, "plans").await, Err(EngineError::NotSaved { .. })));
+}
