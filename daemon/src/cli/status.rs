@@ -271,10 +271,13 @@ mod tests {
         let path = folder.path().join("t.sock");
         let said = || shown(&silent("starting", Some(path.clone())));
         assert!(said().contains("starting: it does not answer yet\n"));
-        std::fs::write(folder.path().join("t.sock.lock"), "77\nloading big: 34% of 2.1 GB\n")
-            .expect("written");
-        let said = said();
-        assert!(said.contains("starting: loading big: 34% of 2.1 GB\n") && said.contains(" 77\n"), "{said}");
+        let lock = crate::ipc::Lock::take(&path).expect("nobody has it");
+        lock.note().expect("it is open").say("loading big: 34% of 2.1 GB").expect("written");
+        let (pid, starts) = (format!(" {}\n", std::process::id()), said());
+        let loads = starts.contains("starting: loading big: 34% of 2.1 GB\n");
+        assert!(loads && starts.contains(&pid), "{starts}");
+        drop(lock);
+        assert!(said().contains("starting: it does not answer yet\n"), "what it says is of one that is gone");
         let stopped = Status::Stopped { state: "stopped", sockets: vec![path.clone()] };
         assert!(shown(&stopped).starts_with("state        not running"));
     }
