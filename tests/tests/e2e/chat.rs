@@ -99,6 +99,7 @@ fn the_guide_shows_what_is_on_the_screen() {
             is_written.then_some(line)
         });
         for line in written.take_while(|line| *line != "/bye") {
+            terminal.until("a prompt", |screen| screen.ends_with(">>>"));
             let n_prompts = |screen: &str| screen.lines().filter(|line| line.starts_with(">>>")).count();
             let n_before = n_prompts(&terminal.screen());
             terminal.line(line);

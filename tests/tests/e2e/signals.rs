@@ -84,7 +84,7 @@ async fn until_it_takes_on_nothing(client: &Client) {
 }
 
 /// A daemon that waits so long for what it is at.
-fn draining(drain_ms: u64) -> Served {
+pub(crate) fn draining(drain_ms: u64) -> Served {
     let config = daemons::config(exe());
     let sessions = SessionLimits { drain_ms, ..config.sessions };
     Served::start_with(exe(), &Config { sessions, ..config }, &[])

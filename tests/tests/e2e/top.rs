@@ -12,6 +12,7 @@ use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
 use crate::exe;
+use crate::signals::draining;
 
 /// What a command says, and its exit status.
 fn says(served: &Served, arguments: &[&str]) -> (String, Option<i32>) {
@@ -77,7 +78,7 @@ fn whether_a_daemon_serves_is_said_in_words_and_by_the_exit_status() {
 
 #[test]
 fn a_daemon_that_drains_says_so_and_serves() {
-    let mut served = Served::start(exe());
+    let mut served = draining(600_000);
     let wasm = hostile();
     let mut client = client(&served, &wasm, "sleep");
     listed(&served, "a guest", |guests| guests.len() == 1);
