@@ -1,6 +1,7 @@
 //! A terminal with a command in it, by tmux: keys go in, and what is on the screen comes out.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,11 @@ use crate::daemons::{self, PATIENCE};
 
 /// Time between two looks at the screen.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Runs a command, which interrupts are for, and writes down its exit status: a tmux on a busy machine may not hear that a child of its
+/// own has ended.
+const AND_SAY_HOW_IT_ENDED: &str =
+    r#"trap : INT; ended=$0; "$@"; echo $? >"$ended.new"; mv "$ended.new" "$ended"; exec tail -f /dev/null"#;
 
 /// A terminal of 80 columns and 24 lines. What runs in it is ended when this is dropped.
 #[derive(Debug)]
@@ -29,9 +35,9 @@ impl Terminal {
         }
         let mut start = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24"]);
         start.envs(environment.iter().copied()).env("LC_ALL", "C.UTF-8");
-        // A command of several words goes past the shell. What is left on the screen stays when it has ended.
-        start.arg("env").arg(exe).args(arguments);
-        start.args([";", "set-option", "remain-on-exit", "on", ";", "set-option", "history-limit", "10000"]);
+        // What is left on the screen stays when the command has ended.
+        start.args(["sh", "-c", AND_SAY_HOW_IT_ENDED]).arg(terminal.ended()).arg(exe).args(arguments);
+        start.args([";", "set-option", "history-limit", "10000"]);
         done(&mut start);
         Some(terminal)
     }
@@ -120,9 +126,14 @@ impl Terminal {
     /// It does not end within [`PATIENCE`].
     #[must_use]
     pub fn status(&self) -> i32 {
-        let status = || self.does(&["display-message", "-p", "#{pane_dead_status}"]).trim().parse().ok();
-        self.until("the command ends", |_| status().is_some());
-        status().expect("it has ended")
+        self.until("the command ends", |_| self.ended().exists());
+        let status = fs::read_to_string(self.ended()).expect("it was just there");
+        status.trim().parse().expect("a number")
+    }
+
+    /// The file with the exit status.
+    fn ended(&self) -> PathBuf {
+        self.0.path().join("ended")
     }
 }
 
