@@ -13,6 +13,7 @@ mod device;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guest;
+mod hub;
 pub mod ipc;
 #[cfg(target_os = "linux")]
 pub mod isolation;
@@ -22,6 +23,7 @@ mod loader;
 mod machine;
 mod models;
 mod nearest;
+mod on_demand;
 mod profile;
 mod recording;
 mod replay;

@@ -82,6 +82,8 @@ enum ConfigCommand {
 pub(super) struct Checked {
     path: PathBuf,
     models: Vec<String>,
+    /// Those of the catalog.
+    on_demand: Vec<String>,
     /// The names of what it sets.
     sets: Vec<String>,
 }
@@ -100,12 +102,17 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
         ConfigCommand::Check { file } => {
             let checked = check(&file)?;
             output::print(format, &checked, |checked| {
-                let Checked { path, models, sets } = checked;
+                let Checked { path, models, on_demand, sets } = checked;
                 let n_sets = match sets.len() {
                     0 => "nothing".to_owned(),
                     n => format!("{n} ({})", sets.join(", ")),
                 };
-                let models = models.join(", ");
+                let on_demand = match on_demand.as_slice() {
+                    [] => String::new(),
+                    all => format!("; on demand: {}", all.join(", ")),
+                };
+                let models =
+                    if models.is_empty() { "none".to_owned() } else { models.join(", ") } + &on_demand;
                 format!(
                     "{}: a daemon would start with it; models: {models}; it sets {n_sets}",
                     path.display()
@@ -139,12 +146,15 @@ pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
         Ok(model.name)
     });
     let models = models.collect::<Result<_, CliError>>()?;
+    let catalog = config.catalog.keys().map(|name| open_model(name, &config).map_err(Box::new));
+    let on_demand = catalog.map(|model| Ok(model?.name)).collect::<Result<_, CliError>>()?;
     for path in config.policy.component.iter().chain(&config.guests_dir) {
         std::fs::metadata(path).map_err(CliError::io(format!("find {}", path.display())))?;
     }
     Ok(Checked {
         path: file.to_owned(),
         models,
+        on_demand,
         sets: config.set_by_file.names().map(str::to_owned).collect(),
     })
 }

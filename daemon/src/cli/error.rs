@@ -136,6 +136,9 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Bench(#[from] super::bench::BenchError),
     /// The report has said what.
+    #[error("there is no room for the model")]
+    NoRoom,
+    /// The report has said what.
     #[error("something on this machine keeps the daemon or its GPU from working")]
     Unhealthy,
 }
@@ -279,7 +282,10 @@ impl CliError {
     pub(crate) fn print(&self, format: Format) {
         match (self, format) {
             // The user's own doing, or said already.
-            (Self::OutputClosed | Self::Interrupted | Self::Unhealthy | Self::TestsFailed, _) => {}
+            (
+                Self::OutputClosed | Self::Interrupted | Self::Unhealthy | Self::NoRoom | Self::TestsFailed,
+                _,
+            ) => {}
             // The last of the guest's events has said it.
             (Self::Different(_) | Self::Guest(_), Format::Json) => {}
             (_, Format::Text) => {

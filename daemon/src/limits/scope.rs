@@ -100,7 +100,16 @@ impl Scope {
 
     /// Whose the fields at the top of the configuration are, of those that are limits.
     pub(super) fn of_sizes(field: &str) -> Option<Self> {
-        matches!(field, "kv_bytes" | "kv_host_bytes" | "n_step_tokens" | "n_step_rows")
-            .then_some(Self::Daemon)
+        matches!(
+            field,
+            "kv_bytes"
+                | "kv_host_bytes"
+                | "model_bytes"
+                | "model_resident_ms"
+                | "model_wait_ms"
+                | "n_step_tokens"
+                | "n_step_rows"
+        )
+        .then_some(Self::Daemon)
     }
 }

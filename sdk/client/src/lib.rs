@@ -35,6 +35,6 @@ pub use error::{Error, Lost, Tried};
 pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
 pub use trellis_wire::{
-    Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event,
+    Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event, FitInfo,
     GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LogLevel, ModelInfo, Stage,
 };

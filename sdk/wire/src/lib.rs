@@ -27,7 +27,9 @@ pub use error::WireError;
 pub use fault::{ErrorBody, ErrorCode};
 pub use frame::{FrameBuffer, FrameReader, decode};
 pub use hello::{BUILD, Hello, negotiate};
-pub use info::{Causes, ClassInfo, Computed, DaemonInfo, DeviceInfo, GuestInfo, GuestUsage, ModelInfo};
+pub use info::{
+    Causes, ClassInfo, Computed, DaemonInfo, DeviceInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo,
+};
 pub use limit::{GuestAmounts, LimitInfo};
 pub use message::{
     Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
