@@ -1,6 +1,7 @@
 //! What the daemon is told at start-up.
 
 mod budgets;
+mod catalog;
 pub(crate) mod classes;
 mod example;
 mod file;
@@ -18,6 +19,7 @@ use trellis_engine::model::Dtype;
 
 pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
+pub use self::catalog::{Catalog, CatalogModel, WrongCatalog};
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
 pub(crate) use self::example::example;
 pub use self::file::WrongText;
@@ -30,8 +32,10 @@ use crate::session::SessionLimits;
 #[derive(Clone, Debug, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Models to load: names of bundled ones (`tiny`, `draft`), folders in the Hugging Face layout, or `shape:NAME` for
-    /// random weights of a published shape. The first is the default.
+    /// Models to load: names of bundled ones (`tiny`, `draft`), folders in the Hugging Face layout or of the Hugging Face cache,
+    /// `shape:NAME` for random weights of a published shape, or names of the catalog. The first is the default. They stay loaded, but
+    /// for those of the catalog that are not pinned. With a catalog there may be none: a guest then names the model that it wants, or
+    /// gets the only one.
     pub models: Vec<String>,
     /// What runs them.
     pub device: Device,
@@ -41,6 +45,16 @@ pub struct Config {
     /// When absent: on the CPU, which takes memory from the system as it is used, for each model 256 MiB or one context,
     /// whichever is more, up to 4 GiB; on a GPU what the weights leave. The longest context of each has to fit in it.
     pub kv_bytes: Option<u64>,
+    /// Bytes that all models on a device may have together, KV cache included. When absent: on the CPU what the machine has available
+    /// when the device is first used, on a GPU what is free then, but for a reserve. A model of the catalog that does not fit takes the
+    /// place of others of the catalog that nobody uses.
+    pub model_bytes: Option<u64>,
+    /// Milliseconds for which a model of the catalog stays, once it is loaded, before it makes room for one that another user asks for:
+    /// users who want different models share the device by turns, and none makes the daemon do nothing but load.
+    pub model_resident_ms: u64,
+    /// Milliseconds for which a load waits for models that are in use to come free, where the device has no room for one more;
+    /// then it fails, and may be tried again.
+    pub model_wait_ms: u64,
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
     pub kv_host_bytes: Option<u64>,
@@ -86,6 +100,9 @@ pub struct Config {
     /// Classes of users by name, for those who have more or less of the device than others; none by default, so that all share
     /// alike. A user who is in none has the class `default`.
     pub classes: ClassTable,
+    /// Models that are loaded when a guest asks for them, by the names that guests ask for; none by default. Any user may cause such a
+    /// load, and no user any other: what stands here is what users may have the daemon read.
+    pub catalog: Catalog,
     /// What the operator puts between guests and their clients, and in front of all samplers.
     pub policy: PolicySettings,
     /// What a file has set of all this.
@@ -252,6 +269,9 @@ impl Default for Config {
             device: Device::default(),
             dtype: DtypeChoice::default(),
             kv_bytes: None,
+            model_bytes: None,
+            model_resident_ms: 30_000,
+            model_wait_ms: 60_000,
             kv_host_bytes: None,
             n_step_tokens: None,
             n_step_rows: None,
@@ -271,6 +291,7 @@ impl Default for Config {
             budgets: Budgets::default(),
             sessions: SessionLimits::default(),
             classes: ClassTable::default(),
+            catalog: Catalog::default(),
             policy: PolicySettings::default(),
             set_by_file: SetByFile::default(),
         }
@@ -304,6 +325,14 @@ pub enum ConfigError {
         /// What is wrong with it.
         source: WrongClass,
     },
+    /// A model of the catalog that cannot be.
+    #[error("{}: {source}", path.display())]
+    Catalog {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: WrongCatalog,
+    },
     /// A number outside its range.
     #[error("{field} is {value}, expected {expected}")]
     OutOfRange {
@@ -335,12 +364,14 @@ impl Config {
         config.check()?;
         classes::check(&config.classes)
             .map_err(|source| ConfigError::Class { path: path.to_owned(), source })?;
+        catalog::check(&config.catalog)
+            .map_err(|source| ConfigError::Catalog { path: path.to_owned(), source })?;
         Ok(config)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
         let least = [
-            ("models", Some(self.models.len()), 1, "at least 1"),
+            ("models", Some(self.models.len() + self.catalog.len()), 1, "at least 1"),
             ("n_step_rows", self.n_step_rows, 1, "at least 1"),
             ("n_step_tokens", self.n_step_tokens, 2, "at least 2"),
             ("sessions.n_connections", Some(self.sessions.n_connections), 1, "at least 1"),

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
 use trellis_cuda::probe::Problem;
@@ -20,10 +21,13 @@ use crate::classes::{ClassError, Classes};
 use crate::config::{Config, OnDeviceFailure, SavedContexts};
 use crate::descriptors::Shares;
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, Policy, PolicyError, make_private};
+use crate::hub;
+pub use crate::hub::HubError;
 use crate::ipc::{self, Listener};
 use crate::loader::{Fittings, Loader};
 use crate::machine;
 pub use crate::models::DeviceFailure;
+use crate::on_demand::Declared;
 use crate::saved::{Keepers, Store, StoreLimits};
 use crate::service::HostService;
 use crate::session::{Actor, Sessions};
@@ -148,6 +152,29 @@ pub enum DaemonError {
         /// What all models may take together.
         capacity_bytes: u64,
     },
+    /// It would fit if others were not used, and was not to wait any longer.
+    #[error("model {name:?} needs {needed_bytes} bytes, and there was no room for {waited:?}: {}; try again later", in_the_way(.used))]
+    NoRoomNow {
+        /// The model.
+        name: String,
+        /// What it needs.
+        needed_bytes: u64,
+        /// Models that guests use, and that would make room otherwise.
+        used: Vec<String>,
+        /// How long it has waited.
+        waited: Duration,
+    },
+    /// It has the name of a model of the catalog, and is another.
+    #[error("{choice:?} is a model named {name:?}, which is a name of the catalog")]
+    Declared {
+        /// What was asked for.
+        choice: String,
+        /// Its name.
+        name: String,
+    },
+    /// A folder of the Hugging Face cache in which there is none.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// It is on its way out.
     #[error("model {name:?} is being unloaded: its guests are coming to their ends")]
     Leaving {
@@ -273,6 +300,7 @@ impl Daemon {
         let keepers = keepers(config).map(Arc::new);
         let fittings = Fittings { seams, policy, keepers };
         let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), fittings, progress)?);
+        loader.open_catalog();
         let n_programs = config.limits.n_programs.min(Shares::now().n_programs);
         let host = GuestHost::new(GuestHostConfig {
             limits: GuestLimits { n_programs, ..config.limits.clone() },
@@ -332,6 +360,7 @@ impl Daemon {
     /// # Errors
     /// The handshake failed.
     pub async fn connect(&self) -> Result<Client, trellis_client::Error> {
+        self.loader.follow_catalog(&Handle::current());
         let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
         let (sessions, shutdown) = (self.sessions.clone(), self.shutdown.clone());
         tokio::spawn(async move {
@@ -352,6 +381,7 @@ impl Daemon {
     /// # Errors
     /// The device failed.
     pub async fn serve(&self, listener: Listener) -> Result<(), DeviceFailure> {
+        self.loader.follow_catalog(&Handle::current());
         let mut serving = pin!(ipc::run(listener, self.sessions.clone(), self.shutdown.clone()));
         let mut reopened: Option<Instant> = None;
         loop {
@@ -429,7 +459,22 @@ fn keepers(config: &Config) -> Option<Keepers> {
     Some(Keepers::over(Store::new(dir.join("contexts"), limits)))
 }
 
+/// Opens a model, and checks all of its files but the values of its weights. What the catalog has under a name comes before a bundled
+/// model or a folder.
 pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonError> {
+    if let Some(declared) = config.catalog.get(choice) {
+        let mut model = open_undeclared(&declared.path, config)?;
+        choice.clone_into(&mut model.name);
+        return Ok(model);
+    }
+    let model = open_undeclared(choice, config)?;
+    match Declared::of(config).resolve(&model.name) {
+        Some(_) => Err(DaemonError::Declared { choice: choice.to_owned(), name: model.name }),
+        None => Ok(model),
+    }
+}
+
+fn open_undeclared(choice: &str, config: &Config) -> Result<Model, DaemonError> {
     if let Some(name) = choice.strip_prefix(SHAPE_PREFIX) {
         let shape = shape(name).ok_or_else(|| DaemonError::UnknownShape { name: name.to_owned() })?;
         let dtype = config.dtype.chosen().unwrap_or(SHAPE_DTYPE);
@@ -441,10 +486,15 @@ pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonE
         Some(source) => (choice.to_owned(), source),
         None => {
             let folder = PathBuf::from(choice);
+            let (hub_name, folder) = match hub::snapshot(&folder)? {
+                Some(hub::Snapshot { name, folder }) => (Some(name), folder),
+                None => (None, folder),
+            };
             if !folder.join("config.json").is_file() {
                 return Err(DaemonError::UnknownModel { name: choice.to_owned() });
             }
-            (folder_name(&folder).unwrap_or_else(|| choice.to_owned()), ModelSource::Folder(folder))
+            let name = hub_name.or_else(|| folder_name(&folder)).unwrap_or_else(|| choice.to_owned());
+            (name, ModelSource::Folder(folder))
         }
     };
     Model::open(&name, &source).map_err(|source| DaemonError::Model { name, source: Box::new(source) })
@@ -452,6 +502,13 @@ pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonE
 
 fn folder_name(folder: &Path) -> Option<String> {
     Some(folder.canonicalize().ok()?.file_name()?.to_str()?.to_owned())
+}
+
+fn in_the_way(used: &[String]) -> String {
+    match used {
+        [] => "what is there was loaded just now".to_owned(),
+        used => format!("guests use {}", used.join(", ")),
+    }
 }
 
 fn list(problems: &[Problem]) -> String {

@@ -201,8 +201,10 @@ fn needs_cpu(model: &Model, config: &Config) -> Result<Needs, DaemonError> {
             kv_bytes: CPU_KV_BYTES_MAX,
         });
     }
+    let weight_bytes = model.n_parameters * size_of::<f32>() as u64;
     Ok(Needs {
-        fixed_bytes: model.n_parameters * size_of::<f32>() as u64,
+        fixed_bytes: weight_bytes,
+        weight_bytes,
         page_bytes,
         n_granule_pages: CpuBackend::N_GRANULE_PAGES,
         n_pages_min,
@@ -259,6 +261,7 @@ fn needs_cuda(card: &Card, model: &Model, config: &Config, kv_bytes_max: u64) ->
     Ok(Needs {
         // Models may come to share what they compute in, or not: that depends on which was loaded first.
         fixed_bytes: needs.weight_bytes + needs.step_bytes + needs.all_activation_bytes,
+        weight_bytes: needs.weight_bytes,
         page_bytes: needs.page_bytes,
         n_granule_pages: (needs.granule_bytes / needs.page_bytes) as usize,
         n_pages_min: model.config.n_positions.div_ceil(PAGE_LEN),

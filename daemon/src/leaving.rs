@@ -50,10 +50,19 @@ impl Leaving {
         Ok(gone)
     }
 
-    /// One more, if `begin` sends one there.
-    pub(crate) fn begin(&self, begin: impl FnOnce() -> Option<Leaver>) {
+    /// One more, if `begin` sends one there: its end.
+    pub(crate) fn begin(&self, begin: impl FnOnce() -> Option<Leaver>) -> Option<Gone> {
         let mut leaving = self.lock();
-        leaving.extend(begin());
+        let leaver = begin()?;
+        let gone = leaver.gone.clone();
+        leaving.push(leaver);
+        Some(gone)
+    }
+
+    /// The end of the model of this name, if it is on its way out.
+    pub(crate) fn gone(&self, name: &str) -> Option<Gone> {
+        let leaving = self.lock();
+        leaving.iter().find(|leaver| leaver.model.model().name == name).map(|leaver| leaver.gone.clone())
     }
 
     pub(crate) fn remove(&self, model: &ModelHandle) {

@@ -14,6 +14,7 @@ mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guest;
+mod hub;
 pub mod ipc;
 #[cfg(target_os = "linux")]
 pub mod isolation;
@@ -23,6 +24,7 @@ mod loader;
 mod machine;
 mod models;
 mod nearest;
+mod on_demand;
 mod profile;
 mod recording;
 mod replay;

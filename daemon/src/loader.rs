@@ -1,8 +1,13 @@
 //! Devices, the engine on each, and the models that come and go there.
 
+mod demand;
+mod fit;
+mod idle;
 mod load;
 mod news;
 mod reopen;
+mod residents;
+mod room;
 mod unload;
 
 use std::any::Any;
@@ -19,8 +24,12 @@ use trellis_engine::{
     Engine, EngineError, EngineSettings, KvBounds, ModelFittings, ModelHandle, PrefixScope,
 };
 
+use self::demand::Demand;
+pub(crate) use self::fit::{Fit, Verdict};
 use self::load::Coming;
 pub(crate) use self::news::News;
+pub(crate) use self::residents::is_evictable;
+use self::residents::{Residents, Wish};
 use crate::bundled;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
@@ -28,6 +37,7 @@ use crate::device::{self, Chosen, Kv};
 use crate::guest::Policy;
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
+use crate::on_demand::Declared;
 use crate::saved::Keepers;
 use crate::shares::{Needs, divide};
 use crate::tasks::blocking;
@@ -65,6 +75,8 @@ pub(crate) struct Loader {
     leaving: Leaving,
     totals: Totals,
     news: News,
+    residents: Residents,
+    demand: Demand,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
     /// How often a model has come to the place that was kept for it, or has failed to, or has gone: loads that wait for room
@@ -124,8 +136,11 @@ impl Loader {
         config.device = first.device;
         fill(&mut first, models, &config, &fittings, progress)?;
         let devices = std::slice::from_ref(&first);
-        let models = Models::new(handles(devices), watches(devices));
-        let default = names(&models.now()).into_iter().next().unwrap_or_default();
+        let models = Models::with_declared(handles(devices), watches(devices), Declared::of(&config));
+        let default = models.declared().default_model().map(str::to_owned);
+        let default = default.or_else(|| names(&models.now()).into_iter().next()).unwrap_or_default();
+        let residents = Residents::default();
+        names(&models.now()).iter().for_each(|name| residents.note_loaded(name, Wish::Operator));
         Ok(Self {
             config,
             cache_dir,
@@ -135,6 +150,8 @@ impl Loader {
             leaving: Leaving::default(),
             totals: Totals::default(),
             news: News::default(),
+            residents,
+            demand: Demand::default(),
             devices: Mutex::new(vec![first]),
             changes: watch::Sender::new(0),
             ending: CancellationToken::new(),
@@ -176,6 +193,23 @@ impl Loader {
 
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Where a model is to run that was asked for so: where that was said, or where the catalog has it, or where the others do.
+    fn device_of(&self, choice: &str, device: Option<Device>) -> Device {
+        let declared = || self.config.catalog.get(choice)?.device;
+        device.or_else(declared).filter(|&device| device != Device::Auto).unwrap_or(self.config.device)
+    }
+
+    /// For how long no guest has had anything of a model of the catalog that is loaded.
+    pub(crate) fn unused_for(&self, model: &ModelHandle) -> Option<Duration> {
+        self.config.catalog.get(&model.model().name)?;
+        self.residents.unused_for(model)
+    }
+
+    /// How many bytes of a model are loaded for guests that wait for it, and how many there are; `None` if none does.
+    pub(crate) fn progress_of(&self, name: &str) -> Option<(u64, u64)> {
+        self.demand.progress_of(name)
     }
 
     /// For the log.
@@ -347,7 +381,7 @@ fn open_device(
         latency_multiple: config.latency_multiple,
         port: fittings.seams.port,
     };
-    let capacity_bytes = chosen.capacity_bytes()?;
+    let capacity_bytes = chosen.capacity_bytes()?.min(config.model_bytes.unwrap_or(u64::MAX));
     Ok(OpenDevice {
         device: chosen.device(),
         capacity_bytes,

@@ -1,13 +1,15 @@
 //! The models that are loaded, those on their way out, the devices under them, and what it means when a device fails.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
 use tokio::sync::watch;
 use trellis_engine::{EngineFailure, EngineWatch, ModelHandle};
+
+use crate::on_demand::{Declared, Opener};
 
 /// A device that is lost, and with it every model on it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -76,9 +78,17 @@ pub(crate) struct Listing {
     devices: Vec<DeviceWatch>,
 }
 
-/// What is loaded where, as it changes. Cheap to clone.
+/// What is loaded where, as it changes, and what may be loaded. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Models(Arc<watch::Sender<Listing>>);
+pub(crate) struct Models(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    listing: watch::Sender<Listing>,
+    declared: Declared,
+    /// Loads what is declared, once there is something that does.
+    opener: OnceLock<Arc<dyn Opener>>,
+}
 
 impl Listing {
     /// Those that guests find, the default first: one that has failed comes after all that work.
@@ -112,33 +122,67 @@ impl Listing {
 impl Models {
     /// These, on these devices; the first is the default.
     pub(crate) fn new(loaded: Vec<ModelHandle>, devices: Vec<DeviceWatch>) -> Self {
-        let listing = Listing { loaded, leaving: Vec::new(), devices };
-        Self(Arc::new(watch::Sender::new(listing)))
+        Self::with_declared(loaded, devices, Declared::default())
+    }
+
+    /// As [`Self::new`], and these are loaded when a guest asks for them.
+    pub(crate) fn with_declared(
+        loaded: Vec<ModelHandle>,
+        devices: Vec<DeviceWatch>,
+        declared: Declared,
+    ) -> Self {
+        let listing = watch::Sender::new(Listing { loaded, leaving: Vec::new(), devices });
+        Self(Arc::new(Inner { listing, declared, opener: OnceLock::new() }))
+    }
+
+    /// Those that may be loaded.
+    pub(crate) fn declared(&self) -> &Declared {
+        &self.0.declared
+    }
+
+    /// What loads them.
+    pub(crate) fn opener(&self) -> Option<&Arc<dyn Opener>> {
+        self.0.opener.get()
+    }
+
+    /// They are loaded by this. The first one stays.
+    pub(crate) fn open_by(&self, opener: Arc<dyn Opener>) {
+        let _ = self.0.opener.set(opener);
+    }
+
+    /// The names by which a guest may ask at this moment: those of the loaded models, the default first, and of those that would
+    /// be loaded.
+    pub(crate) fn known(&self) -> Vec<String> {
+        let mut known = names(&self.now());
+        let declared = self.declared().models().filter(|name| !known.iter().any(|other| other == name));
+        let declared: Vec<String> = declared.map(str::to_owned).collect();
+        known.extend(declared);
+        known
     }
 
     /// All at this moment.
     pub(crate) fn listing(&self) -> Listing {
-        self.0.borrow().clone()
+        self.0.listing.borrow().clone()
     }
 
     /// As it changes.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Listing> {
-        self.0.subscribe()
+        self.0.listing.subscribe()
     }
 
     /// This is what is loaded where.
     pub(crate) fn set(&self, loaded: Vec<ModelHandle>, leaving: Vec<ModelHandle>, devices: Vec<DeviceWatch>) {
-        self.0.send_replace(Listing { loaded, leaving, devices });
+        self.0.listing.send_replace(Listing { loaded, leaving, devices });
     }
 
     /// Those that guests find at this moment, the default first.
     pub(crate) fn now(&self) -> Vec<ModelHandle> {
-        self.0.borrow().loaded()
+        self.0.listing.borrow().loaded()
     }
 
     /// One more; the default if it is the one of this name.
     pub(crate) fn add(&self, model: ModelHandle, default: &str) {
-        self.0.send_modify(|listing| {
+        self.0.listing.send_modify(|listing| {
             let idx = if model.model().name == default { 0 } else { listing.loaded.len() };
             listing.loaded.insert(idx, model);
         });
@@ -156,7 +200,7 @@ impl Models {
 
     fn send_off_where(&self, is_it: impl Fn(&ModelHandle) -> bool) -> Option<ModelHandle> {
         let mut sent_off = None;
-        self.0.send_if_modified(|listing| {
+        self.0.listing.send_if_modified(|listing| {
             let idx = listing.loaded.iter().position(&is_it);
             sent_off = idx.map(|idx| listing.loaded.remove(idx));
             listing.leaving.extend(sent_off.clone());
@@ -167,12 +211,12 @@ impl Models {
 
     /// One that was on its way out is gone.
     pub(crate) fn remove(&self, gone: &ModelHandle) {
-        self.0.send_modify(|listing| listing.leaving.retain(|model| !model.is_same(gone)));
+        self.0.listing.send_modify(|listing| listing.leaving.retain(|model| !model.is_same(gone)));
     }
 
     /// These are the devices in use.
     pub(crate) fn set_devices(&self, devices: Vec<DeviceWatch>) {
-        self.0.send_modify(|listing| listing.devices = devices);
+        self.0.listing.send_modify(|listing| listing.devices = devices);
     }
 
     /// After these devices were opened again: puts models that were loaded again in the place of those that were lost.
@@ -183,7 +227,7 @@ impl Models {
         devices: Vec<DeviceWatch>,
     ) -> Vec<ModelHandle> {
         let mut unwanted = Vec::new();
-        self.0.send_modify(|listing| {
+        self.0.listing.send_modify(|listing| {
             for (lost, again) in renewed {
                 match listing.loaded.iter_mut().find(|model| model.is_same(&lost)) {
                     Some(model) => *model = again,
@@ -197,12 +241,12 @@ impl Models {
 
     /// How a device in use has failed, if one has.
     pub(crate) fn failure(&self) -> Option<DeviceFailure> {
-        failure(&self.0.borrow().devices)
+        failure(&self.0.listing.borrow().devices)
     }
 
     /// Waits until a device fails that is in use then, whether or not a model is on it.
     pub(crate) async fn failed(&self) -> DeviceFailure {
-        let mut listings = self.0.subscribe();
+        let mut listings = self.0.listing.subscribe();
         loop {
             let devices = listings.borrow_and_update().devices.clone();
             tokio::select! {

@@ -9,8 +9,8 @@ use trellis_engine::account::{Account, ActorId, Budget, SessionId};
 use crate::config::Config;
 use crate::config::Isolation;
 use crate::guest::{
-    GuestEnd, GuestError, GuestHost, GuestHostConfig, GuestIo, GuestLimits, GuestOutput, Launch, Tape,
-    Verdict, inbox, output_channel,
+    GuestEnd, GuestError, GuestHost, GuestHostConfig, GuestIo, GuestLimits, GuestOutput, Launch,
+    LoadListener, Tape, Verdict, inbox, output_channel,
 };
 use crate::models::Models;
 use crate::recording::{Begin, Broken, Entry, Reader};
@@ -104,6 +104,7 @@ impl Replay {
             account: Account::new("session", Budget::UNLIMITED, None),
             arguments: Vec::new(),
             model: None,
+            loads: LoadListener::default(),
             seed: 0,
             deadline_ms: None,
             is_recorded: false,

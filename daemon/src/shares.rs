@@ -6,6 +6,8 @@
 pub(crate) struct Needs {
     /// Weights, and memory for steps.
     pub(crate) fixed_bytes: u64,
+    /// Of that the weights.
+    pub(crate) weight_bytes: u64,
     /// One KV page.
     pub(crate) page_bytes: u64,
     /// Pages that get their memory together.
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     fn needs(page_bytes: u64, n_pages_min: usize, kv_bytes_most: u64) -> Needs {
-        Needs { fixed_bytes: 0, page_bytes, n_granule_pages: 4, n_pages_min, kv_bytes_most }
+        Needs { fixed_bytes: 0, weight_bytes: 0, page_bytes, n_granule_pages: 4, n_pages_min, kv_bytes_most }
     }
 
     #[test]

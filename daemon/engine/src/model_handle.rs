@@ -276,6 +276,36 @@ impl ModelHandle {
         ModelLease(self.clone())
     }
 
+    /// As [`Self::lease`], unless the model is closed. Neither comes between the look and the deed of the other in
+    /// [`Self::close_if_idle`].
+    #[must_use]
+    pub fn try_lease(&self) -> Option<ModelLease> {
+        let is_leased = self.0.n_holders.send_if_modified(|n_holders| {
+            let is_open = !self.is_closed();
+            *n_holders += usize::from(is_open);
+            is_open
+        });
+        is_leased.then(|| ModelLease(self.clone()))
+    }
+
+    /// Closes the model if no context is open and no lease held; says whether it did. Whoever asks for a lease by
+    /// [`Self::try_lease`] has it before this, or does not get it.
+    #[must_use]
+    pub fn close_if_idle(&self) -> bool {
+        let mut is_done = false;
+        self.0.n_holders.send_if_modified(|n_holders| {
+            is_done = *n_holders == 0 && self.close();
+            false
+        });
+        is_done
+    }
+
+    /// How many contexts and leases hold it, as that changes.
+    #[must_use]
+    pub fn holders(&self) -> watch::Receiver<usize> {
+        self.0.n_holders.subscribe()
+    }
+
     /// Waits until no context is open and no lease held. Saved contexts do not count.
     pub async fn idle(&self) {
         let _ = self.0.n_holders.subscribe().wait_for(|&n_holders| n_holders == 0).await;

@@ -83,6 +83,8 @@ enum ConfigCommand {
 pub(super) struct Checked {
     path: PathBuf,
     models: Vec<String>,
+    /// Those of the catalog.
+    on_demand: Vec<String>,
     /// The names of what it sets.
     sets: Vec<String>,
     /// What a daemon would pass over.
@@ -109,12 +111,17 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
         ConfigCommand::Check { file } => {
             let checked = check(&file)?;
             output::print(format, &checked, |checked| {
-                let Checked { path, models, sets, warnings } = checked;
+                let Checked { path, models, on_demand, sets, warnings } = checked;
                 let n_sets = match sets.len() {
                     0 => "nothing".to_owned(),
                     n => format!("{n} ({})", sets.join(", ")),
                 };
-                let models = models.join(", ");
+                let on_demand = match on_demand.as_slice() {
+                    [] => String::new(),
+                    all => format!("; on demand: {}", all.join(", ")),
+                };
+                let models =
+                    if models.is_empty() { "none".to_owned() } else { models.join(", ") } + &on_demand;
                 let warnings: String =
                     warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
                 format!(
@@ -150,12 +157,15 @@ pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
         Ok(model.name)
     });
     let models = models.collect::<Result<_, CliError>>()?;
+    let catalog = config.catalog.keys().map(|name| open_model(name, &config).map_err(Box::new));
+    let on_demand = catalog.map(|model| Ok(model?.name)).collect::<Result<_, CliError>>()?;
     for path in config.policy.component.iter().chain(&config.guests_dir) {
         std::fs::metadata(path).map_err(CliError::io(format!("find {}", path.display())))?;
     }
     Ok(Checked {
         path: file.to_owned(),
         models,
+        on_demand,
         sets: config.set_by_file.names().map(str::to_owned).collect(),
         warnings: socket_passed_over(&config, service::lent_socket()).into_iter().collect(),
     })

@@ -95,7 +95,7 @@ pub(crate) struct HomeArgs {
     /// Run inside this process even if a daemon is running
     #[arg(long, conflicts_with = "socket")]
     pub(crate) local: bool,
-    /// Use this model: one that the running daemon has loaded, by its name or its folder, or else, inside this process, a
+    /// Use this model: one that the running daemon has loaded or loads on demand, by its name or its folder, or else, inside this process, a
     /// bundled one (tiny, draft) or a folder. Given several times, all of them inside this process, the first as the default
     #[arg(long = "model", value_name = "NAME|PATH")]
     pub(crate) models: Vec<String>,
@@ -232,9 +232,13 @@ impl HomeArgs {
 
 /// The name of the daemon's model that is meant, by its name or by its folder; or what the daemon has instead.
 fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
-    let open: Vec<&ModelInfo> = models.iter().filter(|model| model.state != "draining").collect();
-    if open.iter().any(|model| model.name == choice) {
-        return Ok(choice.to_owned());
+    // One that is loaded on demand comes back when somebody asks for it.
+    let is_open = |model: &&ModelInfo| model.state != "draining" || model.is_on_demand;
+    let open: Vec<&ModelInfo> = models.iter().filter(is_open).collect();
+    let is_it =
+        |model: &&&ModelInfo| model.name == choice || model.aliases.iter().any(|alias| alias == choice);
+    if let Some(model) = open.iter().find(is_it) {
+        return Ok(model.name.clone());
     }
     let names: Vec<&str> = open.iter().map(|model| model.name.as_str()).collect();
     let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -370,6 +374,10 @@ mod tests {
         };
         let of = |folder: Option<&str>| [model("tiny", "loaded", None), model("one", "loaded", folder)];
         assert_eq!(pick("one", &of(None)), Ok("one".to_owned()), "it is a name");
+        let aliased = ModelInfo { aliases: vec!["small".to_owned()], ..model("one", "unloaded", None) };
+        assert_eq!(pick("small", &[aliased]), Ok("one".to_owned()), "it is loaded on demand");
+        let leaves = ModelInfo { is_on_demand: true, ..model("one", "draining", None) };
+        assert_eq!(pick("one", &[leaves]), Ok("one".to_owned()), "and comes back");
         assert_eq!(pick(one, &of(Some(&canonical))), Ok("one".to_owned()));
         assert_eq!(pick(other, &of(Some(&canonical))), Ok("one".to_owned()), "by another way");
         let said = |choice: &str, models: &[ModelInfo]| pick(choice, models).expect_err(choice);

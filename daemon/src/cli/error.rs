@@ -145,6 +145,9 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Bench(#[from] super::bench::BenchError),
     /// The report has said what.
+    #[error("there is no room for the model")]
+    NoRoom,
+    /// The report has said what.
     #[error("something on this machine keeps the daemon or its GPU from working")]
     Unhealthy,
 }
@@ -297,6 +300,7 @@ impl CliError {
                 Self::OutputClosed
                 | Self::Interrupted
                 | Self::Unhealthy
+                | Self::NoRoom
                 | Self::TestsFailed
                 | Self::NotServing,
                 _,

@@ -197,7 +197,7 @@ mod tests {
         let limits = of_config(&Config::default());
         let open: Vec<&str> =
             limits.iter().filter(|limit| limit.value.is_none()).map(|limit| limit.name.as_str()).collect();
-        assert_eq!(open, ["kv_bytes", "kv_host_bytes", "n_step_tokens", "n_step_rows"]);
+        assert_eq!(open, ["kv_bytes", "model_bytes", "kv_host_bytes", "n_step_tokens", "n_step_rows"]);
         assert!(meanings(&limits).contains("limits.n_memories: Linear memories of a guest.\n"));
     }
 }

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use serde::Serialize;
+use trellis_client::FitInfo;
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -16,20 +17,29 @@ Examples:
   trellis load draft                       a bundled model, beside those that are there
   trellis load ./Llama-3.2-1B              a folder on the daemon's machine
   trellis load ./Llama-3.2-1B --device cuda:1
+  trellis load ~/.cache/huggingface/hub/models--meta-llama--Llama-3.2-1B
+  trellis load --fit ./Llama-3.2-1B        whether there is room, before it is tried
 
 Models that are loaded already go on meanwhile, and give up KV memory for the new one as far as they have more
-than their share. For the user that the daemon runs as, and root.";
+than their share. Models of the daemon's catalog that nobody uses make room where there is too little. For the user that the
+daemon runs as, and root; with --fit also for others, about models of the catalog. Such models are loaded without this command,
+when a guest asks for them.
+
+Exit status of --fit: 0 there is room, if need be once models are unloaded that nobody uses; 1 there is none, or not now.";
 
 /// Load a model into the running daemon
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LoadArgs {
-    /// A bundled model (tiny, draft) or a folder
+    /// A bundled model (tiny, draft), a folder, also one of the Hugging Face cache, or a model of the daemon's catalog
     #[arg(value_name = "NAME|PATH")]
     model: String,
     /// Where it is to run: cpu, cuda, or cuda:N for one GPU of several; where the daemon's models run otherwise
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
+    /// Say what it needs and whether there is room for it, and load nothing
+    #[arg(long)]
+    fit: bool,
     #[command(flatten)]
     socket: SocketArgs,
 }
@@ -44,7 +54,7 @@ struct Loaded {
 
 pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let LoadArgs { model, device, socket } = args;
+    let LoadArgs { model, device, fit, socket } = args;
     let client = socket.connect().await?;
     // The daemon looks from a folder of its own.
     let is_folder = !bundled::NAMES.contains(&model.as_str()) && std::path::Path::new(&model).is_dir();
@@ -55,8 +65,13 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
             .to_string(),
         false => model,
     };
-    let progress = ProgressDisplay::new(format);
     let device = device.map(String::from);
+    if fit {
+        let fit = client.fit_model(&model, device.as_deref()).await?;
+        output::print(format, &fit, fit_text)?;
+        return if fit.fits { Ok(()) } else { Err(CliError::NoRoom) };
+    }
+    let progress = ProgressDisplay::new(format);
     let title = format!("loading {model}");
     let loading = client.load_model(&model, device.as_deref(), |done, total| {
         progress.update(&title, Unit::Bytes, done, total);
@@ -71,4 +86,70 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
             format!("loaded {name} from {}", escaped_line(from))
         }
     })
+}
+
+/// What there is to say of the room for a model.
+fn fit_text(fit: &FitInfo) -> String {
+    let name = escaped_line(&fit.model);
+    let names =
+        |models: &[String]| models.iter().map(|name| escaped_line(name)).collect::<Vec<_>>().join(", ");
+    let verdict = match fit {
+        FitInfo { is_loaded: true, .. } => format!("{name} is loaded"),
+        FitInfo { fits: true, evicts, .. } if evicts.is_empty() => format!("{name} fits"),
+        FitInfo { fits: true, evicts, .. } => {
+            format!("{name} fits once {} made room, which nobody uses", have(&names(evicts), evicts.len()))
+        }
+        FitInfo { fits_later: true, used, .. } if used.is_empty() => {
+            format!("{name} does not fit now: it would take the place of models that were loaded just now")
+        }
+        FitInfo { fits_later: true, used, .. } => {
+            format!("{name} does not fit now: guests use {}, which would make room", names(used))
+        }
+        _ => format!("{name} does not fit"),
+    };
+    let FitInfo { needed_bytes, weight_bytes, step_bytes, kv_bytes, .. } = *fit;
+    let bytes = output::bytes;
+    format!(
+        "{verdict}\nit needs {}: {} of weights, {} for steps, {} for the KV of a context of {} tokens\non {}, {} of {} are \
+         free or can be freed",
+        bytes(needed_bytes),
+        bytes(weight_bytes),
+        bytes(step_bytes),
+        bytes(kv_bytes),
+        fit.n_positions,
+        fit.device,
+        bytes(fit.free_bytes),
+        bytes(fit.capacity_bytes),
+    )
+}
+
+fn have(names: &str, n_names: usize) -> String {
+    format!("{names} {}", if n_names == 1 { "has" } else { "have" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_comes_first_and_names_what_is_in_the_way() {
+        let first = |fit: FitInfo| {
+            let fit = FitInfo { model: "small".to_owned(), ..fit };
+            fit_text(&fit).lines().next().unwrap_or_default().to_owned()
+        };
+        let models = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let fits = FitInfo { fits: true, ..FitInfo::default() };
+        assert_eq!(first(fits.clone()), "small fits");
+        assert_eq!(
+            first(FitInfo { evicts: models(&["a"]), ..fits.clone() }),
+            "small fits once a has made room, which nobody uses"
+        );
+        assert_eq!(
+            first(FitInfo { evicts: models(&["a", "b"]), ..fits }),
+            "small fits once a, b have made room, which nobody uses"
+        );
+        let later = FitInfo { fits_later: true, used: models(&["a"]), ..FitInfo::default() };
+        assert_eq!(first(later), "small does not fit now: guests use a, which would make room");
+        assert_eq!(first(FitInfo::default()), "small does not fit");
+    }
 }

@@ -52,15 +52,21 @@ impl ProgressDisplay {
         self.bar.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far a guest's start is.
-    pub(crate) fn stage(&self, stage: &Stage, done: u64, total: u64) {
+    /// How far that is which a guest waits for. A model that is loaded is there with the last of its bytes.
+    pub(crate) fn stage(&self, stage: &Stage, name: Option<&str>, done: u64, total: u64) {
+        if *stage == Stage::Load && total > 0 && done == total {
+            return self.finish();
+        }
         let (title, unit, total) = match stage {
             Stage::Upload => ("uploading", Unit::Bytes, total),
             Stage::Compile => ("compiling", Unit::Items, 0),
             Stage::Load => ("loading", Unit::Bytes, total),
             Stage::Other(name) => (name.as_str(), Unit::Items, total),
         };
-        self.update(title, unit, done, total);
+        match name {
+            Some(name) => self.update(&format!("{title} {name}"), unit, done, total),
+            None => self.update(title, unit, done, total),
+        }
     }
 
     /// How far some work is; a new title is new work. A `total` of 0 means that it is not known.
@@ -162,10 +168,14 @@ mod tests {
     #[test]
     fn short_work_is_never_drawn() {
         let progress = drawn();
-        progress.stage(&Stage::Upload, 10, 100);
+        progress.stage(&Stage::Upload, None, 10, 100);
         assert!(progress.lock().as_ref().expect("a bar").bar.is_hidden());
-        progress.stage(&Stage::Compile, 0, 0);
+        progress.stage(&Stage::Compile, None, 0, 0);
         assert_eq!(progress.lock().as_ref().expect("a bar").title, "compiling");
+        progress.stage(&Stage::Load, Some("small"), 1, 2);
+        assert_eq!(progress.lock().as_ref().expect("a bar").title, "loading small");
+        progress.stage(&Stage::Load, Some("small"), 2, 2);
+        assert!(progress.lock().is_none(), "it is loaded");
         progress.finish();
         assert!(progress.lock().is_none());
     }
@@ -173,7 +183,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_when_nobody_looks() {
         let progress = ProgressDisplay::new(Format::Json);
-        progress.stage(&Stage::Upload, 10, 100);
+        progress.stage(&Stage::Upload, None, 10, 100);
         assert!(progress.lock().is_none());
     }
 }

@@ -70,9 +70,14 @@ impl Screen {
             return write(|out| writeln!(out, "{}", to_json(event)));
         }
         match event {
-            Event::Progress { stage, done, total } => self.progress.stage(stage, *done, *total),
+            // In the middle of a line of the guest there is no place for a bar.
+            Event::Progress { .. } if !self.is_at_line_start => {}
+            Event::Progress { stage, name, done, total } => {
+                self.progress.stage(stage, name.as_deref(), *done, *total);
+            }
             Event::Started { .. } => self.progress.finish(),
             Event::Text { text } => {
+                self.progress.finish();
                 self.is_at_line_start = text.chars().next_back().map_or(self.is_at_line_start, |c| c == '\n');
                 write(|out| out.write_all(for_stream(text, &io::stdout()).as_bytes()))?;
             }
@@ -82,6 +87,7 @@ impl Screen {
             }
             Event::Json { json } => self.line(json)?,
             Event::Log { level, line } => {
+                self.progress.finish();
                 self.break_line_if_shared();
                 remark(&logged(level, line));
             }
@@ -92,6 +98,7 @@ impl Screen {
 
     /// Writes a line of its own.
     fn line(&mut self, line: &str) -> Result<(), CliError> {
+        self.progress.finish();
         let start = if self.is_at_line_start { "" } else { "\n" };
         self.is_at_line_start = true;
         write(|out| writeln!(out, "{start}{}", for_stream(line, &io::stdout())))

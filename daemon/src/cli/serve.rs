@@ -133,15 +133,19 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         socket,
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
     };
-    manager.serves(&format!("serving {} on {}", ready.models.join(", "), ready.device));
+    let serving = match &model {
+        Some(_) => format!("{} in {} on {}", ready.models.join(", "), ready.dtype, ready.device),
+        None => "models are loaded on demand".to_owned(),
+    };
+    manager.serves(&match &model {
+        Some(_) => format!("serving {} on {}", ready.models.join(", "), ready.device),
+        None => format!("serving; {serving}"),
+    });
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
         Format::Text => output::remark(&format!(
-            "trellis: ready in {} ms: {} in {} on {}, listening on {}",
+            "trellis: ready in {} ms: {serving}, listening on {}",
             ready.took_ms,
-            ready.models.join(", "),
-            ready.dtype,
-            ready.device,
             ready.socket.display()
         )),
     }

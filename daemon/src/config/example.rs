@@ -2,13 +2,16 @@
 
 use serde_json::Value;
 
-use super::{ClassSettings, Config};
+use super::{CatalogModel, ClassSettings, Config};
 
 /// The longest line of a comment.
 const WIDTH: usize = 100;
 
 /// A class whose settings are shown; the default has none.
 const CLASS: &str = "research";
+
+/// A model of the catalog, likewise.
+const MODEL: &str = "small";
 
 const HEAD: &str = "\
 # Settings of the Trellis daemon. What is commented out has its default.
@@ -19,14 +22,16 @@ const HEAD: &str = "\
 /// The text of such a file.
 pub(crate) fn example() -> String {
     let classes = [(CLASS.to_owned(), ClassSettings::default())].into();
-    let config = Config { classes, ..Config::default() };
+    let catalog = [(MODEL.to_owned(), CatalogModel::default())].into();
+    let config = Config { classes, catalog, ..Config::default() };
     let (mut text, mut table) = (HEAD.to_owned(), String::new());
     for setting in config.settings() {
         let (of, field) = setting.name.rsplit_once('.').unwrap_or(("", &setting.name));
         if of != table {
             of.clone_into(&mut table);
-            // A class that is named is there.
-            let mark = if of.starts_with("classes.") { "#" } else { "" };
+            // A class or a model that is named is there.
+            let is_named = of.starts_with("classes.") || of.starts_with("catalog.");
+            let mark = if is_named { "#" } else { "" };
             text += &format!("\n{mark}[{of}]\n");
         }
         text.push('\n');
@@ -80,7 +85,7 @@ mod tests {
             .collect();
         let config = Config::parse(&unmarked.join("\n")).expect("valid");
         assert!(config.set_by_file.has("limits.cpu_ms") && config.set_by_file.has("classes.research.share"));
-        let unmarked = Config { classes: Default::default(), ..config };
+        let unmarked = Config { classes: Default::default(), catalog: Default::default(), ..config };
         assert_eq!(as_json(&unmarked), as_json(&Config::default()));
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
     }

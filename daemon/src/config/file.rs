@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 use toml::Table;
 
-use super::{ClassSettings, Config};
+use super::{CatalogModel, ClassSettings, Config};
 use crate::limits::{self, SetByFile};
 use crate::nearest::{Hint, hint};
 
@@ -48,7 +48,7 @@ fn meant(error: &toml::de::Error, text: &str) -> Hint {
     let message = error.message();
     let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'));
     let (Some((key, _)), Ok(file)) = (unknown, text.parse::<Table>()) else { return Hint::NONE };
-    let known = serde_json::to_value(with_classes_of(&file)).expect("settings serialise");
+    let known = serde_json::to_value(with_names_of(&file)).expect("settings serialise");
     let near = near(key, &file, &known).unwrap_or(Hint::NONE);
     if !near.is_none() {
         return near;
@@ -59,11 +59,15 @@ fn meant(error: &toml::de::Error, text: &str) -> Hint {
     elsewhere.into_iter().find(is_right).map_or(Hint::NONE, Hint::of)
 }
 
-/// The defaults, with those of the classes that a file names.
-fn with_classes_of(file: &Table) -> Config {
-    let classes = file.get("classes").and_then(toml::Value::as_table).into_iter().flat_map(Table::keys);
-    let classes = classes.map(|name| (name.clone(), ClassSettings::default())).collect();
-    Config { classes, ..Config::default() }
+/// The defaults, with those of the classes and models that a file names.
+fn with_names_of(file: &Table) -> Config {
+    let names = |table: &str| {
+        let table = file.get(table).and_then(toml::Value::as_table);
+        table.into_iter().flat_map(Table::keys).cloned().collect::<Vec<_>>()
+    };
+    let classes = names("classes").into_iter().map(|name| (name, ClassSettings::default())).collect();
+    let catalog = names("catalog").into_iter().map(|name| (name, CatalogModel::default())).collect();
+    Config { classes, catalog, ..Config::default() }
 }
 
 /// What is near to a key, of the names at the place where a file has it and may not.
@@ -90,6 +94,7 @@ mod tests {
                 "; did you mean \"host_bytes\"?",
             ),
             ("[classes.research]\nuser = ['ada']", "; did you mean \"users\"?"),
+            ("[catalog.small]\naliasses = ['s']", "; did you mean \"aliases\"?"),
             ("[clases.research]\nusers = ['ada']", "; did you mean \"classes\"?"),
             ("[budget.user]\nn_tokens = 1", "; did you mean \"budgets\"?"),
             ("n_connections = 7", "; did you mean \"sessions.n_connections\"?"),

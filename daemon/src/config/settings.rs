@@ -3,7 +3,7 @@
 use documented::DocumentedFields;
 use serde_json::Value;
 
-use super::{ClassSettings, Config, PolicySettings};
+use super::{CatalogModel, ClassSettings, Config, PolicySettings};
 use crate::limits::{self, Source};
 
 /// A setting of a daemon with this configuration.
@@ -58,6 +58,7 @@ fn about(name: &str) -> String {
         "" => Config::get_field_docs(field),
         "policy" => PolicySettings::get_field_docs(field),
         table if table.starts_with("classes.") => ClassSettings::get_field_docs(field),
+        table if table.starts_with("catalog.") => CatalogModel::get_field_docs(field),
         // What the operator's component takes, and it alone knows.
         _ => return String::new(),
     };
@@ -71,6 +72,7 @@ mod tests {
     #[test]
     fn each_setting_says_what_it_is_for_and_who_has_set_it() {
         let text = "device = 'cpu'\n[limits]\ncpu_ms = 7\n[classes.research]\nusers = ['ada']\n\
+                    [catalog.small]\npath = 'draft'\n\
                     [policy]\ncomponent = 'p.wasm'\n[policy.settings]\nkey = '1'";
         let settings = Config::parse(text).expect("valid").settings();
         let find = |name: &str| settings.iter().find(|setting| setting.name == name).expect(name);
@@ -82,8 +84,14 @@ mod tests {
             .filter(|setting| setting.source == Source::File)
             .map(|setting| setting.name.as_str())
             .collect();
-        let mut expected =
-            ["device", "classes.research.users", "limits.cpu_ms", "policy.component", "policy.settings.key"];
+        let mut expected = [
+            "device",
+            "classes.research.users",
+            "catalog.small.path",
+            "limits.cpu_ms",
+            "policy.component",
+            "policy.settings.key",
+        ];
         let mut seen = by_file.clone();
         seen.sort_unstable();
         expected.sort_unstable();

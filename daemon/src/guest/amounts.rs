@@ -137,6 +137,7 @@ impl GuestEnd {
             | Self::DeviceFailed { .. }
             | Self::ModelFailed { .. }
             | Self::ModelUnloaded { .. }
+            | Self::ModelNotLoaded { .. }
             | Self::ClientGone
             | Self::Panicked { .. }
             | Self::ProcessLost { .. } => return None,

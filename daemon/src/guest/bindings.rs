@@ -5,6 +5,7 @@ wasmtime::component::bindgen!({
     path: "../wit",
     world: "trellis:host/guest",
     imports: {
+        "trellis:host/models.[static]model.open": async | trappable,
         "trellis:host/models.[method]model.encode": async | trappable,
         "trellis:host/models.[method]model.decode": async | trappable,
         "trellis:host/models.[method]model.vocabulary": async | trappable,

@@ -272,6 +272,16 @@ pub enum GuestEnd {
         /// The model.
         model: String,
     },
+    /// The guest gave up after it did not get a model that was to be loaded for it.
+    #[error("model {model:?} was not loaded: {reason}")]
+    ModelNotLoaded {
+        /// The model.
+        model: String,
+        /// Why.
+        reason: String,
+        /// Whether it may be asked for again.
+        is_retryable: bool,
+    },
     /// The guest failed because its client went away.
     #[error("the client went away")]
     ClientGone,
@@ -297,7 +307,9 @@ impl GuestEnd {
             Self::Failed { message } | Self::Panicked { message } => [Some(message), None],
             Self::Trapped { reason } | Self::ProcessLost { reason } => [Some(reason), None],
             Self::DeviceFailed { device, reason } => [Some(device), Some(reason)],
-            Self::ModelFailed { model, reason } => [Some(model), Some(reason)],
+            Self::ModelFailed { model, reason } | Self::ModelNotLoaded { model, reason, .. } => {
+                [Some(model), Some(reason)]
+            }
             Self::ModelUnloaded { model } => [Some(model), None],
             _ => [None, None],
         };

@@ -3,10 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 
 use trellis_engine::ModelHandle;
+use trellis_engine::account::{ActorId, GuestId};
 
 use super::error::GuestEnd;
 use super::held::{HeldModel, Holds};
 use crate::models::{DeviceFailure, DeviceWatch, Models, failed, failure};
+use crate::on_demand::{self, Asker, LoadListener};
 
 /// The loaded models, for one guest.
 #[derive(Debug)]
@@ -17,23 +19,33 @@ pub(crate) struct GuestModels {
     /// The name of the model that it gets when it names none, if that was chosen for it.
     default: Option<String>,
     holds: Holds,
-    /// The name of a model on its way out of which the guest wanted more.
-    refused: Mutex<Option<String>>,
+    /// Who asks for models that are not loaded yet.
+    asker: Asker,
+    /// The end that it comes to if it gives up because of the model that it was refused last.
+    refused: Mutex<Option<GuestEnd>>,
 }
 
 /// Why a guest does not get a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotOpened {
     /// There is none of that name.
     Unknown,
     /// It is on its way out.
     Leaving,
+    /// It was to be loaded for the guest, and was not, for this reason.
+    NotLoaded(String),
 }
 
 impl GuestModels {
     pub(crate) fn new(models: Models, default: Option<String>) -> Self {
         let devices = models.listing().devices().to_vec();
-        Self { models, devices, default, holds: Holds::new(), refused: Mutex::default() }
+        let asker = Asker { guest: GuestId(0), user: ActorId(0), loads: LoadListener::default() };
+        Self { models, devices, default, holds: Holds::new(), asker, refused: Mutex::default() }
+    }
+
+    /// The same of this guest, which may ask for models that are not loaded yet.
+    pub(crate) fn asking(self, asker: Asker) -> Self {
+        Self { asker, ..self }
     }
 
     /// The model that was chosen for the guest, should it name none.
@@ -58,12 +70,49 @@ impl GuestModels {
         self.holds.names()
     }
 
-    /// The model of this name, or the default, which the guest holds from now on.
+    /// The names that the guest may ask for.
+    pub(crate) fn known(&self) -> Vec<String> {
+        self.models.known()
+    }
+
+    /// The model of this name, or the default, which the guest holds from now on. One that may be loaded on demand is waited for.
     ///
     /// # Errors
-    /// There is none, or it is on its way out.
-    pub(crate) fn open(&self, name: Option<&str>) -> Result<HeldModel, NotOpened> {
+    /// There is none, or it is on its way out, or it was not loaded.
+    pub(crate) async fn open(&self, name: Option<&str>) -> Result<HeldModel, NotOpened> {
+        let declared = self.models.declared();
         let name = name.or(self.default.as_deref());
+        let name = name.or_else(|| declared.default_model());
+        match name.and_then(|name| declared.resolve(name)) {
+            Some(name) => self.open_declared(name).await,
+            None => self.open_loaded(name),
+        }
+    }
+
+    async fn open_declared(&self, name: &str) -> Result<HeldModel, NotOpened> {
+        if let Some(held) = self.holds.held(name) {
+            // It would wait for itself.
+            if held.is_closed() {
+                self.note_refused(name);
+                return Err(NotOpened::Leaving);
+            }
+            return Ok(held);
+        }
+        let opener = self.models.opener().ok_or(NotOpened::Unknown)?;
+        match opener.open(name, self.asker.clone()).await {
+            Ok(on_demand::Opened { model, claim }) => {
+                self.note(None);
+                Ok(self.holds.hold_by(model, Some(claim)))
+            }
+            Err(on_demand::NotLoaded { reason, is_retryable }) => {
+                let (model, why) = (name.to_owned(), reason.clone());
+                self.note(Some(GuestEnd::ModelNotLoaded { model, reason: why, is_retryable }));
+                Err(NotOpened::NotLoaded(reason))
+            }
+        }
+    }
+
+    fn open_loaded(&self, name: Option<&str>) -> Result<HeldModel, NotOpened> {
         let listing = self.models.listing();
         let mut models = self.in_order(listing.loaded()).into_iter();
         let Some(found) = models.find(|handle| name.is_none_or(|name| handle.model().name == name)) else {
@@ -74,13 +123,17 @@ impl GuestModels {
             return Err(NotOpened::Leaving);
         };
         // It goes on with this one.
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.note(None);
         Ok(self.holds.hold(found))
     }
 
     /// The guest wanted more of a model that is on its way out: if it gives up, that may be why.
     pub(crate) fn note_refused(&self, name: &str) {
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(name.to_owned());
+        self.note(Some(GuestEnd::ModelUnloaded { model: name.to_owned() }));
+    }
+
+    fn note(&self, refused: Option<GuestEnd>) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = refused;
     }
 
     /// How the guest has ended, given what it looks like: a guest that was stopped, or gave up over an error, may have done
@@ -119,8 +172,7 @@ impl GuestModels {
     }
 
     fn refusal(&self) -> Option<GuestEnd> {
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        refused.map(|model| GuestEnd::ModelUnloaded { model })
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until a device fails, or until a model that the guest holds something of fails or is unloaded.

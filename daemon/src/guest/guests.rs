@@ -86,7 +86,7 @@ impl GuestHost {
     /// # Errors
     /// There is no engine, the cache folder is not this user's alone, or the runtime cannot start.
     pub fn new(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
-        if config.models.now().is_empty() {
+        if config.models.known().is_empty() {
             return Err(GuestError::NoModel);
         }
         Self::for_replays(config)

@@ -9,6 +9,8 @@ use futures_util::future::select_all;
 use tokio::sync::watch;
 use trellis_engine::{ModelHandle, ModelLease};
 
+use crate::on_demand::Claim;
+
 /// The models that one guest holds something of, as they change. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Holds(Arc<watch::Sender<Holding>>);
@@ -26,6 +28,8 @@ struct ModelUse {
     lease: ModelLease,
     /// Things of the model: handles, contexts, streams, masks, ...
     n_things: usize,
+    /// What keeps the model where it was loaded because the guest asked.
+    claim: Option<Box<dyn Claim>>,
 }
 
 /// A model, for one thing that a guest has of it. Unloading the model waits for the last of them, if not for ever.
@@ -51,7 +55,7 @@ impl Clone for HeldModel {
 
 impl Drop for HeldModel {
     fn drop(&mut self) {
-        // The lease goes outside the lock, and once the guest is seen to hold nothing: a model that ends because its last
+        // The lease, and the claim, go outside the lock, and once the guest is seen to hold nothing: a model that ends because its last
         // holder let go of it is no loss.
         drop(self.holds.let_go(&self.model));
     }
@@ -80,21 +84,36 @@ impl Holds {
 
     /// One thing more.
     pub(crate) fn hold(&self, model: ModelHandle) -> HeldModel {
+        self.hold_by(model, None)
+    }
+
+    /// One thing more, of a model that is there as long as the guest has this; the guest lets go of it with its last thing.
+    pub(crate) fn hold_by(&self, model: ModelHandle, mut claim: Option<Box<dyn Claim>>) -> HeldModel {
         self.0.send_if_modified(|holding| match holding.idx_of(&model) {
             Some(idx) => {
-                holding.now[idx].n_things += 1;
+                let held = &mut holding.now[idx];
+                held.n_things += 1;
+                held.claim = held.claim.take().or_else(|| claim.take());
                 false
             }
             None => {
-                holding.now.push(ModelUse { lease: model.lease(), n_things: 1 });
+                let claim = claim.take();
+                holding.now.push(ModelUse { lease: model.lease(), n_things: 1, claim });
                 true
             }
         });
         HeldModel { model, holds: self.clone() }
     }
 
+    /// The model of this name, if the guest holds something of it.
+    pub(crate) fn held(&self, name: &str) -> Option<HeldModel> {
+        // Not within the loan: what is held more is noted in the same place.
+        let held = self.0.borrow().handles().find(|model| model.model().name == name).cloned();
+        held.map(|model| self.hold(model))
+    }
+
     /// One thing less; the last one gives the lease back.
-    fn let_go(&self, model: &ModelHandle) -> Option<ModelLease> {
+    fn let_go(&self, model: &ModelHandle) -> Option<ModelUse> {
         let mut lease = None;
         self.0.send_if_modified(|holding| {
             let idx = holding.idx_of(model).expect("it was counted when it was made");
@@ -102,7 +121,7 @@ impl Holds {
             if holding.now[idx].n_things > 0 {
                 return false;
             }
-            lease = Some(holding.now.remove(idx).lease);
+            lease = Some(holding.now.remove(idx));
             if is_lost(model) && !holding.lost.iter().any(|lost| lost.is_same(model)) {
                 holding.lost.push(model.clone());
             }

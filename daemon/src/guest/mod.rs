@@ -58,6 +58,7 @@ mod wasi;
 mod worker;
 mod workers;
 
+pub use crate::on_demand::LoadListener;
 pub use amounts::Amounts;
 pub(crate) use cache::make_private;
 pub use compile::{CompileProgress, ProgramSource};

@@ -30,6 +30,7 @@ use super::tape::Tape;
 use super::threads::{GuestThreads, Lookout};
 use super::trials::Trials;
 use crate::models::Models;
+use crate::on_demand::{Asker, LoadListener};
 
 /// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
 pub(crate) const GUEST_BYTES: usize = 128 << 10;
@@ -73,6 +74,8 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// The name of the model that the guest gets when it names none; the daemon's default when `None`.
     pub model: Option<String>,
+    /// Hears how far a model is that is loaded for the guest.
+    pub loads: LoadListener,
     /// For everything random in the guest.
     pub seed: u64,
     /// The most time from its start to its end, by the clock.
@@ -274,7 +277,8 @@ impl GuestPool {
         let code = self.pay_for_code(&launch).map_err(GuestError::OverBudget)?;
         let io = GuestIo { output: io.output.paid_by(launch.account.clone()), ..io };
         let stop = CancellationToken::new();
-        let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
+        let asker = Asker { guest: id, user: launch.actor, loads: launch.loads };
+        let models = Arc::new(GuestModels::new(self.models.clone(), launch.model).asking(asker));
         let vitals = Arc::new(Vitals {
             id,
             name: launch.name,

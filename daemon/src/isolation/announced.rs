@@ -68,10 +68,8 @@ impl Announced {
         outgoing: &Outgoing,
         news: &mut News,
     ) -> Option<ModelNumber> {
-        let is_it =
-            |model: &Option<AnnouncedModel>| model.as_ref().is_some_and(|model| model.handle.is_same(handle));
-        if let Some(idx) = self.models.iter().position(is_it) {
-            return Some(ModelNumber(idx as u32));
+        if let Some(known) = self.number_of(handle) {
+            return Some(known);
         }
         // The device may have been lost meanwhile: another listing will say so.
         let engine = self.engines.iter().position(|device| device.engine.is_of(handle))?;
@@ -87,6 +85,13 @@ impl Announced {
         });
         news.models.push((model, handle.clone()));
         Some(model)
+    }
+
+    /// The number of a model that the process knows.
+    pub(crate) fn number_of(&self, handle: &ModelHandle) -> Option<ModelNumber> {
+        let is_it =
+            |model: &Option<AnnouncedModel>| model.as_ref().is_some_and(|model| model.handle.is_same(handle));
+        self.models.iter().position(is_it).map(|idx| ModelNumber(idx as u32))
     }
 
     /// The models of an engine, also those that are gone.

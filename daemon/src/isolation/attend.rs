@@ -13,7 +13,8 @@ use super::message::{FromGuests, Seen, Start};
 use super::teller::{Teller, Up};
 use crate::guest::{
     Creditor, GuestActivity, GuestEnd, GuestError, GuestInfo, GuestIo, GuestLimits, GuestOutput, GuestPool,
-    GuestStop, InboxSender, Launch, Program, RunningGuest, Sink, Tape, inbox, message_charge, output_to,
+    GuestStop, InboxSender, Launch, LoadListener, Program, RunningGuest, Sink, Tape, inbox, message_charge,
+    output_to,
 };
 
 /// How often the daemon is told what guests use.
@@ -146,6 +147,8 @@ fn start(
         account: session.clone(),
         arguments: start.arguments,
         model: start.model,
+        // The daemon's side tells the client.
+        loads: LoadListener::default(),
         seed: start.seed,
         deadline_ms: start.deadline_ms,
         is_recorded: start.is_recorded,

@@ -1,19 +1,23 @@
 //! A guest of another process as the daemon knows it.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use trellis_engine::account::{
     Account, ActorId, Counted, GuestId, HostCharge, Owner, Resource, SessionId, StepLog, StepNote,
 };
 
-use super::message::{NotUnderstood, Seen, Step, ToGuests};
+use super::message::{ModelNumber, NotUnderstood, Seen, Step, ToGuests};
 use crate::guest::{
-    GuestActivity, GuestEnd, GuestInfo, GuestLimits, GuestOutput, OutputRefused, OutputSender, Used,
+    GuestActivity, GuestEnd, GuestInfo, GuestLimits, GuestOutput, LoadListener, OutputRefused, OutputSender,
+    Used,
 };
+use crate::on_demand::{Asker, Claim};
 
 /// Messages on their way that are not in the guest's inbox.
 pub(crate) const N_MESSAGES_UNDER_WAY: usize = 8;
@@ -51,6 +55,8 @@ pub(crate) struct FarGuest {
     /// Of messages on their way.
     pub(crate) room: Arc<Semaphore>,
     is_recorded: bool,
+    /// Of its client.
+    loads: LoadListener,
     /// The steps with rows of it, if it is profiled.
     steps: Option<Arc<StepLog>>,
     inner: Mutex<Inner>,
@@ -66,6 +72,10 @@ struct Inner {
     refused: Option<GuestEnd>,
     /// What its process knows that engines have counted.
     told: Option<Counted>,
+    /// The model that it waits for.
+    opening: Option<AbortOnDropHandle<()>>,
+    /// What keeps the models that were loaded for it.
+    claims: HashMap<ModelNumber, Box<dyn Claim>>,
 }
 
 /// A guest that begins.
@@ -78,12 +88,14 @@ pub(crate) struct Beginning {
     pub(crate) charge: HostCharge,
     pub(crate) is_recorded: bool,
     pub(crate) is_profiled: bool,
+    pub(crate) loads: LoadListener,
     pub(crate) end: oneshot::Sender<GuestEnd>,
 }
 
 impl FarGuest {
     pub(crate) fn new(beginning: Beginning) -> Arc<Self> {
-        let Beginning { id, name, hash, owner, output, charge, is_recorded, is_profiled, end } = beginning;
+        let Beginning { id, name, hash, owner, output, charge, is_recorded, is_profiled, loads, end } =
+            beginning;
         let Owner { actor, session, account, .. } = owner;
         let seen = Seen { amounts: Default::default(), is_running: true, models: Vec::new() };
         Arc::new(Self {
@@ -93,6 +105,7 @@ impl FarGuest {
             actor,
             session,
             is_recorded,
+            loads,
             steps: is_profiled.then(|| account.watch_steps()),
             account,
             started: Instant::now(),
@@ -107,6 +120,8 @@ impl FarGuest {
                 end: Some(end),
                 refused: None,
                 told: None,
+                opening: None,
+                claims: HashMap::new(),
             }),
         })
     }
@@ -175,11 +190,40 @@ impl FarGuest {
         self.lock().seen = seen;
     }
 
+    /// On whose behalf it asks for models.
+    pub(crate) fn asker(&self) -> Asker {
+        Asker { guest: self.id, user: self.actor, loads: self.loads.clone() }
+    }
+
+    /// It waits for this one, and for no other any more.
+    pub(crate) fn note_opening(&self, opening: AbortOnDropHandle<()>) {
+        let mut inner = self.lock();
+        if !self.ended.is_cancelled() {
+            inner.opening = Some(opening);
+        }
+    }
+
+    /// Keeps a model for it, until it says that it has let go of it.
+    pub(crate) fn keep(&self, model: ModelNumber, claim: Box<dyn Claim>) {
+        let mut inner = self.lock();
+        if !self.ended.is_cancelled() {
+            inner.claims.insert(model, claim);
+        }
+    }
+
+    /// It has nothing more of this model.
+    pub(crate) fn note_let_go(&self, model: ModelNumber) {
+        let claim = self.lock().claims.remove(&model);
+        drop(claim);
+    }
+
     /// It has ended.
     pub(crate) fn end(&self, end: GuestEnd) {
         self.ended.cancel();
         let mut inner = self.lock();
         inner.charge = None;
+        inner.opening = None;
+        inner.claims.clear();
         let end = inner.refused.take().unwrap_or(end);
         inner.seen.amounts.counted_by(&self.account).log(self.id, &self.name, self.actor, &end);
         if let Some(waiting) = inner.end.take() {
@@ -249,6 +293,7 @@ mod tests {
                 charge: HostCharge::new(&account, 1).expect("there is no bound"),
                 is_recorded: is_wanted,
                 is_profiled: is_wanted,
+                loads: LoadListener::default(),
                 end,
             });
             guest.grant(1000);

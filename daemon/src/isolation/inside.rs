@@ -17,6 +17,7 @@ use super::attend::{Order, Started, attend_all};
 use super::budgets::{Bank as _, FarAccounts, OF_A_GUEST};
 use super::channel::{ChannelError, Place, Receiver, Sender, Sleeper};
 use super::coming::{Arrived, Coming};
+use super::far_opener::FarOpener;
 use super::listening::Listening;
 use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, Step, ToGuests, decode,
@@ -92,6 +93,7 @@ pub(super) struct Inside {
     accounts: FarAccounts,
     pool: Arc<GuestPool>,
     models: Models,
+    opener: Arc<FarOpener>,
     engines: Vec<(Arc<FarEngine>, DeviceWatch)>,
     coming: Coming,
     far_models: HashMap<ModelNumber, (FarModel, AbortOnDropHandle<()>)>,
@@ -104,9 +106,11 @@ pub(super) struct Inside {
 impl Inside {
     /// `first` is where the thread sleeps that takes models.
     fn begin(begin: Begin, up: Arc<Up>, first: Sleeper) -> Result<Self, InsideError> {
-        let Begin { actor, numbers, limits, budgets } = begin;
+        let Begin { actor, numbers, limits, budgets, declared } = begin;
         let limits = Arc::new(limits);
-        let models = Models::new(Vec::new(), Vec::new());
+        let models = Models::with_declared(Vec::new(), Vec::new(), declared);
+        let opener = FarOpener::new(up.clone());
+        models.open_by(opener.clone());
         let pool = GuestPool::new(limits.clone(), models.clone(), false, None)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let handle = runtime.handle().clone();
@@ -130,6 +134,7 @@ impl Inside {
             accounts,
             pool,
             models,
+            opener,
             engines: Vec::new(),
             coming: Coming::new(first),
             far_models: HashMap::new(),
@@ -185,6 +190,13 @@ impl Inside {
                 }
             }
             ToGuests::Listing { loaded, leaving, engines } => self.list(&loaded, &leaving, &engines),
+            ToGuests::Opened { guest, opened } => {
+                let opened = opened.map(|model| {
+                    let far = self.far_models.get(&model);
+                    far.map(|(far, _)| (model, far.handle().clone()))
+                });
+                self.opener.note_opened(guest, opened);
+            }
             ToGuests::Program { hash, code } => {
                 let known = blake3::Hash::from_bytes(hash);
                 let program = Program::load(self.pool.runtime(), &self.limits, known, &code)?;

@@ -1,5 +1,8 @@
 //! One process of guests, as the daemon has it.
 
+mod borrowed;
+mod on_demand;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -13,8 +16,9 @@ use trellis_engine::account::{Account, ActorId, GuestId, Owner, Resource};
 use trellis_engine::remote::{ModelFacts, NearEngine, Numbers, Registry};
 use trellis_engine::{EngineFailure, ModelHandle};
 
+use self::borrowed::Borrowed;
 use super::announced::{Announced, News};
-use super::budgets::{UserBudgets, at_once};
+use super::budgets::UserBudgets;
 use super::channel::{Closer, Receiver, Sender};
 use super::far_guest::{FarGuest, before_answers};
 use super::message::{
@@ -50,6 +54,7 @@ pub(crate) struct Keeper {
     limits: Arc<GuestLimits>,
     /// What its guests borrow from.
     user: Arc<Account>,
+    models: Models,
     outgoing: Arc<Outgoing>,
     /// Whoever writes to it holds this, from the moment when it takes what waits. None before it serves, and once it is gone.
     pen: Mutex<Option<Sender>>,
@@ -71,38 +76,6 @@ struct State {
     borrowed: Borrowed,
 }
 
-/// What is lent to all guests together.
-#[derive(Debug, Default)]
-struct Borrowed {
-    host_bytes: u64,
-    n_contexts: u64,
-}
-
-impl Borrowed {
-    /// Lends what a guest asks for first, as far as nothing of it is lent and the user has it.
-    fn ahead(&mut self, user: &Account) -> Vec<(Resource, u64)> {
-        let mut lent = Vec::new();
-        for (resource, n) in at_once(|resource| user.limit(resource)) {
-            if let Some(borrowed) = self.of(resource)
-                && *borrowed == 0
-                && user.charge(resource, n).is_ok()
-            {
-                *borrowed = n;
-                lent.push((resource, n));
-            }
-        }
-        lent
-    }
-
-    fn of(&mut self, resource: Resource) -> Option<&mut u64> {
-        match resource {
-            Resource::HostBytes => Some(&mut self.host_bytes),
-            Resource::Contexts => Some(&mut self.n_contexts),
-            Resource::Tokens | Resource::Pages | Resource::HostPages => None,
-        }
-    }
-}
-
 impl Keeper {
     /// Of a process that is about to begin, for guests of this user, of which `session` is the account of one session. What
     /// it is told until it serves waits.
@@ -119,6 +92,7 @@ impl Keeper {
             numbers,
             limits: limits.clone(),
             user: session.user().clone(),
+            models: models.clone(),
             outgoing: Outgoing::new(),
             pen: Mutex::default(),
             runtime,
@@ -129,12 +103,13 @@ impl Keeper {
         });
         // Its guests are those of one user: what is laid out for guests is for no more than that.
         let limits = limits.of_one_user();
-        let budgets = UserBudgets::of(session);
-        keeper.outgoing.put(ToGuests::Begin(Box::new(Begin { actor, numbers, limits, budgets })));
+        let (budgets, declared) = (UserBudgets::of(session), models.declared().clone());
+        let begin = Begin { actor, numbers, limits, budgets, declared };
+        keeper.outgoing.put(ToGuests::Begin(Box::new(begin)));
         // Before the first look: what changes from here on is heard of.
         let listings = models.subscribe();
-        keeper.announce(&models);
-        keeper.runtime.spawn(keeper.clone().follow(models, listings));
+        keeper.announce();
+        keeper.runtime.spawn(keeper.clone().follow(listings));
         keeper
     }
 
@@ -266,10 +241,10 @@ impl Keeper {
     }
 
     /// Tells what is loaded where.
-    fn announce(self: &Arc<Self>, models: &Models) {
+    fn announce(self: &Arc<Self>) {
         let News { engines, models } = {
             let mut state = self.lock();
-            state.announced.announce(&models.listing(), &self.outgoing)
+            state.announced.announce(&self.models.listing(), &self.outgoing)
         };
         for (engine, watch) in engines {
             let keeper = self.clone();
@@ -300,11 +275,11 @@ impl Keeper {
         }
     }
 
-    async fn follow(self: Arc<Self>, models: Models, mut listings: watch::Receiver<Listing>) {
+    async fn follow(self: Arc<Self>, mut listings: watch::Receiver<Listing>) {
         loop {
             tokio::select! {
                 // The sender is held by `models`.
-                _ = listings.changed() => self.announce(&models),
+                _ = listings.changed() => self.announce(),
                 _ = self.lost() => return,
             }
         }
@@ -428,7 +403,7 @@ impl Keeper {
     }
 
     fn take(
-        &self,
+        self: &Arc<Self>,
         message: FromGuests,
         n_bytes: usize,
         engines: &mut HashMap<EngineNumber, NearEngine>,
@@ -467,6 +442,13 @@ impl Keeper {
                 };
                 *lent -= n;
                 self.user.release(resource, n);
+            }
+            FromGuests::Open { guest, name } => self.open(&self.guest(guest)?, &name)?,
+            FromGuests::LetGo { guest, model } => {
+                // One that has ended has nothing anyway.
+                if let Ok(guest) = self.guest(guest) {
+                    guest.note_let_go(model);
+                }
             }
             FromGuests::Holds { model, is_held } => self.lock().announced.note_held(model, is_held)?,
             FromGuests::Output { guest, output } => self.guest(guest)?.pass_on(output)?,

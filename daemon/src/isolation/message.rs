@@ -12,6 +12,7 @@ use trellis_wire::{Shape, WireError, validate_within};
 
 use super::budgets::UserBudgets;
 use crate::guest::{Amounts, GuestEnd, GuestLimits, GuestOutput, REASON_BYTES_MAX, cut};
+use crate::on_demand::{Declared, NotLoaded};
 
 /// An engine of the daemon, by the order in which the process heard of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -64,6 +65,8 @@ pub(crate) enum ToGuests {
     Counted { guest: GuestId, counted: Box<Counted> },
     /// Steps of the device that had rows of a guest that is profiled, the time since its start in nanoseconds.
     Steps { guest: GuestId, steps: Vec<Step> },
+    /// What came of [`FromGuests::Open`].
+    Opened { guest: GuestId, opened: Result<ModelNumber, NotLoaded> },
     /// What came of [`FromGuests::Borrow`].
     Lent { ticket: u64, lent: Result<(), BudgetExceeded> },
 }
@@ -84,6 +87,8 @@ pub(crate) struct Begin {
     pub(crate) numbers: Numbers,
     pub(crate) limits: GuestLimits,
     pub(crate) budgets: UserBudgets,
+    /// Models that are loaded on demand.
+    pub(crate) declared: Declared,
 }
 
 /// A guest that begins.
@@ -112,6 +117,10 @@ pub(crate) enum FromGuests {
     Borrow { ticket: u64, guest: Option<GuestId>, resource: Resource, n: u64 },
     /// Less of it.
     GiveBack { resource: Resource, n: u64 },
+    /// A guest asks for a model that is loaded on demand; one at a time.
+    Open { guest: GuestId, name: String },
+    /// A guest has nothing more of a model that it got so.
+    LetGo { guest: GuestId, model: ModelNumber },
     /// Whether any guest has anything of a model.
     Holds { model: ModelNumber, is_held: bool },
     /// What a guest sends.

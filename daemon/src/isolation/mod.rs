@@ -3,7 +3,7 @@
 //! - Comes in: guests to start, and what the daemon's engines and clients have for them.
 //! - Goes out: guests as the daemon has those of its own process (`processes`), whose host API is the same code on the other
 //!   side: there `inside` takes what the daemon says (`message`), to which the threads of guests listen that have none to run
-//!   (`listening`), `attend` starts guests and brings them what they are to have.
+//!   (`listening`), `attend` starts guests and brings them what they are to have, `far_opener` asks for models that are loaded on demand.
 //! - On the way: `keeper` is the daemon's side of one process: it knows its guests (`far_guest`), tells it of models and engines
 //!   (`announced`), lends it what its guests use together (`budgets`), and passes operations on once the engine's customs have
 //!   seen them. What goes out is written at once or waits in `outgoing`, so that no engine waits for a process; in the process
@@ -24,6 +24,7 @@ mod complaints;
 pub mod confine;
 mod error;
 mod far_guest;
+mod far_opener;
 mod handover;
 mod inside;
 mod keeper;

@@ -114,6 +114,7 @@ impl GuestProcesses {
             charge,
             is_recorded: launch.is_recorded,
             is_profiled: launch.is_profiled,
+            loads: launch.loads,
             end,
         });
         let stop = guest.stop.clone();

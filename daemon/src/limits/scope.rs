@@ -102,9 +102,8 @@ impl Scope {
     pub(super) fn of_sizes(field: &str) -> Option<Self> {
         match field {
             "saved_disk_bytes_per_user" => Some(Self::User),
-            "kv_bytes" | "kv_host_bytes" | "n_step_tokens" | "n_step_rows" | "saved_disk_bytes" => {
-                Some(Self::Daemon)
-            }
+            "kv_bytes" | "kv_host_bytes" | "model_bytes" | "model_resident_ms" | "model_wait_ms"
+            | "n_step_tokens" | "n_step_rows" | "saved_disk_bytes" => Some(Self::Daemon),
             _ => None,
         }
     }

@@ -3,13 +3,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::MutexGuard;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::ModelHandle;
 use trellis_engine::model::Model;
 
+use super::residents::{Evictable, Wish};
+use super::room::Room;
 use super::unload::Fresh;
 use super::{
     Candidate, Fittings, Loader, OpenDevice, Read, load_backend, open_device, panic_message, watches,
@@ -21,7 +25,7 @@ use crate::shares::Needs;
 use crate::tasks::{blocking, joined};
 
 /// Hears how many bytes of a model are loaded, and how many there are.
-type ProgressFn = Box<dyn Fn(u64, u64) + Send + Sync>;
+pub(super) type ProgressFn = Box<dyn Fn(u64, u64) + Send + Sync>;
 
 /// A model whose place on a device is kept while it is read. There is one of a name.
 pub(super) struct Coming {
@@ -43,6 +47,16 @@ struct Destination {
     kv: Kv,
 }
 
+/// What became of the wish for a place.
+enum Kept {
+    /// It is kept.
+    Place(Box<(Destination, Candidate)>),
+    /// There may be one once those that are coming are there or have failed to come.
+    Later,
+    /// There may be one once this has happened.
+    Room(Room),
+}
+
 /// Unwinds out of a load whose caller has stopped waiting.
 struct Unwanted;
 
@@ -62,14 +76,9 @@ impl Loader {
         let waits = given_up.clone().drop_guard();
         let loader = self.clone();
         let loading = tokio::spawn(async move {
-            let under_way = loader.news.begin(&choice);
-            let heard = under_way.heard();
-            let progress = move |done_bytes, total_bytes| {
-                heard.note(done_bytes, total_bytes);
-                progress(done_bytes, total_bytes);
-            };
-            let loaded = loader.load_to_the_end(choice.clone(), device, Box::new(progress), given_up).await;
-            under_way.end(loaded.as_ref().err());
+            let progress = Box::new(progress);
+            let loaded =
+                loader.load_to_the_end(choice.clone(), device, progress, given_up, Wish::Operator).await;
             if let Err(error) = &loaded {
                 tracing::warn!(model = choice, %error, "a model was not loaded");
             }
@@ -81,18 +90,40 @@ impl Loader {
         Ok(fresh.keep())
     }
 
-    async fn load_to_the_end(
-        &self,
+    /// As [`Self::load`], for whoever wishes it; ends early once it is given up.
+    pub(super) async fn load_to_the_end(
+        self: &Arc<Self>,
         choice: String,
         device: Option<Device>,
         progress: ProgressFn,
         given_up: CancellationToken,
+        wish: Wish,
     ) -> Result<ModelHandle, DaemonError> {
+        let under_way = self.news.begin(&choice);
+        let heard = under_way.heard();
+        let progress = Box::new(move |done_bytes, total_bytes| {
+            heard.note(done_bytes, total_bytes);
+            progress(done_bytes, total_bytes);
+        });
+        let loaded = self.load_of_news(choice, device, progress, given_up, wish).await;
+        under_way.end(loaded.as_ref().err());
+        loaded
+    }
+
+    async fn load_of_news(
+        self: &Arc<Self>,
+        choice: String,
+        device: Option<Device>,
+        progress: ProgressFn,
+        given_up: CancellationToken,
+        wish: Wish,
+    ) -> Result<ModelHandle, DaemonError> {
+        let device = self.device_of(&choice, device);
         let (config, path) = (self.config.clone(), choice.clone());
         let model = blocking(move || open_model(&path, &config)).await?;
         let name = model.name.clone();
         tracing::info!(model = name, "a model is being loaded");
-        let (place, candidate) = self.keep_place(choice, model, device, &given_up).await?;
+        let (place, candidate) = self.keep_place(choice, model, (device, wish), &given_up).await?;
         let (config, fittings, unwanted) = (self.config.clone(), self.fittings.clone(), given_up.clone());
         let reading = blocking(move || {
             let read = read(&place, &candidate.model, &config, &fittings, &progress, &unwanted)?;
@@ -102,20 +133,22 @@ impl Loader {
         let read = read.unwrap_or_else(|panic| {
             Err(DaemonError::Panicked { name: name.clone(), message: panic_message(panic.as_ref()) })
         });
-        self.arrive(&name, read, &given_up).await
+        self.arrive((&name, wish), read, &given_up).await
     }
 
     /// Keeps a place on its device for a model. While one of its name is coming, or others for which too much is kept beside
-    /// it, that is waited for: they may fail.
+    /// it, that is waited for: they may fail. Models of the catalog that nobody uses make place, and those that are used are waited
+    /// for, if not for long.
     async fn keep_place(
-        &self,
+        self: &Arc<Self>,
         choice: String,
         model: Model,
-        device: Option<Device>,
+        (device, wish): (Device, Wish),
         given_up: &CancellationToken,
     ) -> Result<(Destination, Candidate), DaemonError> {
-        let device = device.filter(|&device| device != Device::Auto).unwrap_or(self.config.device);
         let name = model.name.clone();
+        let waits_for = Duration::from_millis(self.config.model_wait_ms);
+        let until = Instant::now().checked_add(waits_for);
         let mut model = Some((choice, model));
         loop {
             let mut changes = self.changes.subscribe();
@@ -125,18 +158,27 @@ impl Loader {
                 devices = self.devices.lock() => devices,
             };
             check_absent(&devices, &name)?;
+            let mut in_the_way = None;
             if !devices.iter().flat_map(|open| &open.coming).any(|coming| coming.name == name) {
                 let idx = self.open(&mut devices, device).await?;
                 let open = &mut devices[idx];
-                let keeping = open.keep_place(&mut model, &self.config);
+                let evictable = self.residents.evictable(open, wish, &self.config);
+                let keeping = open.keep_place(&mut model, &evictable, &self.config);
                 // Also after a panic the others get back the room that they gave.
                 let kept = AssertUnwindSafe(keeping).catch_unwind().await.unwrap_or_else(|panic| {
                     let message = panic_message(panic.as_ref());
                     Err(DaemonError::Panicked { name: name.clone(), message })
                 });
                 match kept {
-                    Ok(Some(kept)) => return Ok(kept),
-                    Ok(None) => {}
+                    Ok(Kept::Place(place)) => return Ok(*place),
+                    Ok(Kept::Later) => {}
+                    Ok(Kept::Room(Room::Evict(models))) => {
+                        drop(devices);
+                        let why = format!("{name} needs the room");
+                        self.evict_all(&models, &why).await;
+                        continue;
+                    }
+                    Ok(Kept::Room(Room::Wait(awaited))) => in_the_way = Some(awaited),
                     Err(error) => {
                         open.coming.retain(|coming| coming.name != name);
                         open.settle(&self.config).await;
@@ -146,15 +188,37 @@ impl Loader {
                 }
             }
             drop(devices);
+            let over = async {
+                match &in_the_way {
+                    Some(awaited) => awaited.over().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let late = async {
+                match until.filter(|_| in_the_way.is_some()) {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 _ = changes.changed() => {}
+                () = over => {}
                 () = given_up.cancelled() => return Err(DaemonError::GivenUp),
+                () = late => {
+                    let awaited = in_the_way.expect("only then is it late");
+                    let (needed_bytes, used) = (awaited.needed_bytes, awaited.names());
+                    return Err(DaemonError::NoRoomNow { name, needed_bytes, used, waited: waits_for });
+                }
             }
         }
     }
 
     /// The place of a device among those in use; it is opened if it is not there.
-    async fn open(&self, devices: &mut Vec<OpenDevice>, device: Device) -> Result<usize, DaemonError> {
+    pub(super) async fn open(
+        &self,
+        devices: &mut Vec<OpenDevice>,
+        device: Device,
+    ) -> Result<usize, DaemonError> {
         if let Some(idx) = devices.iter().position(|open| open.device.is_same(device)) {
             return Ok(idx);
         }
@@ -168,7 +232,7 @@ impl Loader {
     /// Puts a model that was read in its place, which others have otherwise.
     async fn arrive(
         &self,
-        name: &str,
+        (name, wish): (&str, Wish),
         read: Result<(Candidate, Read), DaemonError>,
         given_up: &CancellationToken,
     ) -> Result<ModelHandle, DaemonError> {
@@ -194,6 +258,8 @@ impl Loader {
         open.settle(&self.config).await;
         match &arrived {
             Ok(handle) => {
+                // Before anybody finds it, or may have it make room.
+                self.residents.note_loaded(name, wish);
                 self.models.add(handle.clone(), &self.default);
                 tracing::info!(model = name, default = self.default_now(), "a model was loaded");
             }
@@ -229,22 +295,38 @@ fn check_absent(devices: &[OpenDevice], name: &str) -> Result<(), DaemonError> {
 }
 
 impl OpenDevice {
-    /// Makes room for a model and takes it for the place that is kept; `None` if there may be room once those that are coming
-    /// are there or have failed to come.
+    /// Makes room for a model and takes it for the place that is kept, if there is room or others have more than they need.
     async fn keep_place(
         &mut self,
         coming: &mut Option<(String, Model)>,
+        evictable: &[Evictable],
         config: &Config,
-    ) -> Result<Option<(Destination, Candidate)>, DaemonError> {
+    ) -> Result<Kept, DaemonError> {
         let (choice, model) = coming.take().expect("it has no place yet");
         let needs = self.chosen.needs(&model, config, self.kv_bytes_max(config))?;
         let mut candidates = [Candidate { choice, model, needs }];
-        if !self.coming.is_empty() && self.divided(&candidates, config).is_none() {
-            let [Candidate { choice, model, .. }] = candidates;
-            *coming = Some((choice, model));
-            return Ok(None);
+        if self.divided(&candidates, config).is_none() {
+            // That others go which nobody uses comes before shorter contexts.
+            let room = self.room_for(needs, evictable, config);
+            let not_yet = match room {
+                Some(Room::Evict(_)) => room.map(Kept::Room),
+                _ => (!self.coming.is_empty()).then_some(Kept::Later),
+            };
+            if let Some(not_yet) = not_yet {
+                let [Candidate { choice, model, .. }] = candidates;
+                *coming = Some((choice, model));
+                return Ok(not_yet);
+            }
         }
-        let shares = self.shares(&mut candidates, config)?;
+        let shares = match self.shares(&mut candidates, config) {
+            Ok(shares) => shares,
+            Err(error) => {
+                let [Candidate { choice, model, needs }] = candidates;
+                let room = self.room_for(needs, evictable, config).ok_or(error)?;
+                *coming = Some((choice, model));
+                return Ok(Kept::Room(room));
+            }
+        };
         let [candidate] = candidates;
         let is_alone = self.tenants.is_empty() && self.coming.is_empty();
         let n_pages = match is_alone || candidate.is_cut() {
@@ -257,7 +339,7 @@ impl OpenDevice {
         let made = self.share(self.kv_bytes_of_tenants(config)).await;
         made.map_err(|source| DaemonError::Engine { name, source })?;
         let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(config) };
-        Ok(Some((Destination { chosen: self.chosen.clone(), kv }, candidate)))
+        Ok(Kept::Place(Box::new((Destination { chosen: self.chosen.clone(), kv }, candidate))))
     }
 }
 

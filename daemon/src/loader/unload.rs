@@ -44,7 +44,7 @@ impl Loader {
     }
 
     /// Drains a model that was sent off, beside others that come and go, and takes it off its device.
-    fn see_off(self: &Arc<Self>, model: ModelHandle, until: Instant) -> Leaver {
+    pub(super) fn see_off(self: &Arc<Self>, model: ModelHandle, until: Instant) -> Leaver {
         model.close();
         let (until, moment) = watch::channel(until);
         let (loader, leaver) = (self.clone(), model.clone());
@@ -149,7 +149,7 @@ impl Drop for Fresh {
     fn drop(&mut self) {
         // At the end of the runtime the engines stop as well.
         let (Some(handle), Ok(_)) = (self.handle.take(), Handle::try_current()) else { return };
-        self.loader.leaving.begin(|| {
+        let _ = self.loader.leaving.begin(|| {
             // It is not found from here on. If another call has sent it off meanwhile, it goes already.
             let model = self.loader.models.send_off_this(&handle)?;
             tracing::info!(model = model.model().name, "a load was cancelled");

@@ -7,7 +7,7 @@ use trellis_wire::{ErrorBody, ErrorCode};
 
 use crate::daemon::DaemonError;
 use crate::guest::{GuestEnd, GuestError, shown_name};
-use crate::models::{DeviceFailure, Listing, names};
+use crate::models::{DeviceFailure, Models};
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -30,16 +30,17 @@ pub(super) fn device_failed(failure: &DeviceFailure) -> ErrorBody {
         .with_value(&failure.device)
 }
 
-/// Whether guests find a model of this name.
-pub(super) fn check_loaded(name: &str, listing: &Listing) -> Result<(), ErrorBody> {
-    let known = names(&listing.loaded());
-    if known.iter().any(|other| other == name) {
+/// Whether guests find a model of this name, loaded or to be loaded for them.
+pub(super) fn check_known(name: &str, models: &Models) -> Result<(), ErrorBody> {
+    let (listing, known) = (models.listing(), models.known());
+    if models.declared().resolve(name).is_some() || known.iter().any(|other| other == name) {
         return Ok(());
     }
     if listing.is_leaving(name) {
         return Err(not_loaded(&DaemonError::Leaving { name: name.to_owned() }));
     }
-    let known = if known.is_empty() { "none is".to_owned() } else { format!("{} are", known.join(", ")) };
+    let are = if models.declared().is_empty() { "are" } else { "are, or would be" };
+    let known = if known.is_empty() { "none is".to_owned() } else { format!("{} {are}", known.join(", ")) };
     let name = shown_name(name);
     let message = format!("no model named {name:?} is loaded; {known}");
     Err(ErrorBody::new(ErrorCode::UnknownModel, message).about("model").with_value(name))
@@ -60,6 +61,7 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::NoRoom { needed_bytes, free_bytes, .. } => {
             body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*free_bytes)
         }
+        DaemonError::NoRoomNow { name, .. } => body(ErrorCode::NoRoomNow).with_value(name),
         DaemonError::KvTooSmall { needed_bytes, kv_bytes, .. } => {
             body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*kv_bytes)
         }
@@ -161,6 +163,10 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         }
         GuestEnd::ModelFailed { model, .. } => body(ErrorCode::EngineFailed).about("model").with_value(model),
         GuestEnd::ModelUnloaded { model } => body(ErrorCode::ModelUnloaded).about("model").with_value(model),
+        GuestEnd::ModelNotLoaded { model, is_retryable, .. } => {
+            let code = if *is_retryable { ErrorCode::NoRoomNow } else { ErrorCode::LoadFailed };
+            body(code).about("model").with_value(model)
+        }
         GuestEnd::ClientGone => body(ErrorCode::Cancelled),
         GuestEnd::Panicked { .. } => body(ErrorCode::Internal),
         GuestEnd::ProcessLost { .. } => body(ErrorCode::ProcessLost),

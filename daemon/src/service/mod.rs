@@ -5,13 +5,14 @@
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
-//!   guests that have names (`registry`); `limits` adds up what is in use of each limit, `told` has what clients are told. The accounts of users and sessions,
+//!   guests that have names (`registry`); `catalog` says what is known of models that are loaded on demand; `limits` adds up what is in use of each limit, `told` has what clients are told. The accounts of users and sessions,
 //!   in which those of guests lie, are in `crate::accounts`.
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
 //!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for
 //!   the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
 
+mod catalog;
 mod components;
 mod errors;
 mod limits;
@@ -29,10 +30,11 @@ use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
 use trellis_wire::{
-    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LABEL_BYTES_MAX,
-    LimitInfo, ModelInfo, Program as ProgramName, Stage,
+    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage,
+    LABEL_BYTES_MAX, LimitInfo, ModelInfo, Program as ProgramName, Stage,
 };
 
+use self::catalog::Catalog;
 use self::components::Components;
 pub(crate) use self::errors::{ended, over_host_bytes, refused};
 use self::limits::{InUse, KvUsed, Share};
@@ -43,8 +45,8 @@ use self::told::{
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, PolicedGuest, Program,
-    RunningGuest as Started, Used,
+    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, LoadListener,
+    PolicedGuest, Program, RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
 use crate::machine;
@@ -64,6 +66,7 @@ pub struct HostService {
     host: Arc<GuestHost>,
     loader: Arc<Loader>,
     registry: Registry,
+    catalog: Catalog,
     components: Arc<Components>,
     accounts: Arc<Accounts>,
     n_sessions: AtomicU64,
@@ -83,6 +86,7 @@ impl HostService {
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir),
+            catalog: Catalog::new(loader.clone()),
             accounts,
             n_sessions: AtomicU64::new(0),
             host,
@@ -188,12 +192,11 @@ impl Service for HostService {
             }
             _ => name,
         };
-        let listing = self.loader.models().listing();
-        if let Some(failure) = models::failure(listing.devices()) {
+        if let Some(failure) = models::failure(self.loader.models().listing().devices()) {
             return Err(errors::device_failed(&failure));
         }
         if let Some(name) = &request.model {
-            errors::check_loaded(name, &listing)?;
+            errors::check_known(name, self.loader.models())?;
         }
         let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
         let id = self.host.next_id();
@@ -234,6 +237,7 @@ impl Service for HostService {
             account,
             arguments,
             model: request.model,
+            loads: LoadListener::new(move |model, done, total| progress.report_load(model, done, total)),
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
             is_recorded: request.is_recorded,
@@ -297,10 +301,19 @@ impl Service for HostService {
         let mut models = Vec::new();
         for model in loaded.iter().chain(listing.leaving()) {
             let stats = model.stats().await.unwrap_or_default();
-            let is_default = loaded.first().is_some_and(|first| first.is_same(model));
-            models.push(ModelInfo { is_default, ..model_info(model, &stats, actor) });
+            models.push(self.catalog.about(model_info(model, &stats, actor), Some(model)));
+        }
+        models.extend(self.catalog.not_loaded(&models));
+        let first = loaded.first().map(|model| model.model().name.clone());
+        let default = self.loader.models().declared().default_model().map(str::to_owned).or(first);
+        if let Some(model) = models.iter_mut().find(|model| Some(&model.name) == default.as_ref()) {
+            model.is_default = model.state != "draining" || model.is_on_demand;
         }
         Ok(models)
+    }
+
+    async fn fit(&self, actor: Actor, request: LoadRequest) -> Result<FitInfo, ErrorBody> {
+        self.catalog.fit(actor, request).await
     }
 
     async fn load(
@@ -311,10 +324,7 @@ impl Service for HostService {
     ) -> Result<String, ErrorBody> {
         check_operator(actor, "load models")?;
         let LoadRequest { model, device } = request;
-        let device = device
-            .map(|name| name.parse::<Device>())
-            .transpose()
-            .map_err(|error| ErrorBody::new(ErrorCode::InvalidArgument, error.to_string()).about("device"))?;
+        let (model, device) = (self.catalog.name_of(model), catalog::device(device)?);
         let report = move |done, total| progress.report(Stage::Load, done, total);
         let loaded = self.loader.load(model, device, report).await;
         loaded.map(|model| model.model().name.clone()).map_err(|error| errors::not_loaded(&error))
@@ -328,6 +338,7 @@ impl Service for HostService {
     ) -> Result<Option<String>, ErrorBody> {
         check_operator(actor, "unload models")?;
         let drain = drain.unwrap_or(DRAIN).min(DRAIN_MAX);
+        let model = self.catalog.name_of(model);
         self.loader.unload(&model, drain).await.map_err(|error| errors::not_loaded(&error))
     }
 

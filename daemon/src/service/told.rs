@@ -89,7 +89,6 @@ pub(super) fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor
         }
         .to_owned(),
         folder: folder.map(|folder| folder.display().to_string()),
-        is_default: false,
         n_pages: stats.n_pages as u64,
         n_pages_free: n_pages_free(stats),
         page_bytes: loaded.limits().page_bytes as u64,
@@ -97,6 +96,7 @@ pub(super) fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor
         computed: totals::computed(stats),
         busy_ms: whole_ms(stats.device_busy),
         failure: loaded.failure().map(|failure| failure.to_string()),
+        ..ModelInfo::default()
     }
 }
 

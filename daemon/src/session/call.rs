@@ -83,10 +83,10 @@ where
             // First: the last state is told also of a call that is over before this is polled.
             Ok(()) = states.changed() => {
                 let progress = states.borrow_and_update().clone();
-                if let Some(Progress { stage, done, total }) = progress
+                if let Some(Progress { stage, name, done, total }) = progress
                     && outbox.has_room(Room::Bulk)
                 {
-                    let event = Event::Progress { stage, done, total };
+                    let event = Event::Progress { stage, name, done, total };
                     let pushed = outbox.push(&ServerMessage::Event { id, event });
                     debug_assert!(pushed.is_ok(), "the daemon's own events are small");
                 }

@@ -331,6 +331,10 @@ impl<S: Service> Connection<S> {
                     Ok(call::told(Value::Unloaded { default_model }, version))
                 });
             }
+            Call::Fit { model, device } => {
+                let request = LoadRequest { model, device };
+                self.run(id, async move { service.fit(actor, request).await.map(|fit| Value::Fit { fit }) });
+            }
             Call::Stop { guest_id } => {
                 let turns = self.turns.clone();
                 self.run(id, async move {

@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use trellis_engine::account::Account;
 use trellis_wire::{
-    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LimitInfo, ModelInfo, Program,
-    Stage,
+    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage, LimitInfo, ModelInfo,
+    Program, Stage,
 };
 
 use super::{Actor, SessionsUsed};
@@ -22,7 +22,7 @@ use crate::guest::GuestIo;
 /// must then undo what it has begun.
 pub trait Service: Send + Sync + 'static {
     /// Compiles what has to be compiled and starts a guest. Returns once it runs, not when it ends; `io` may carry
-    /// output before that.
+    /// output before that, and `progress` may be told afterwards of what the guest waits for.
     ///
     /// # Errors
     /// Why it cannot run; [`trellis_wire::ErrorCode::UnknownComponent`] makes the client upload and try again.
@@ -49,7 +49,19 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// The loaded models, in the order of their names.
+    /// Says whether there is room for a model.
+    ///
+    /// # Errors
+    /// The actor may not know, or the model cannot be used.
+    fn fit(
+        &self,
+        _actor: Actor,
+        _request: LoadRequest,
+    ) -> impl Future<Output = Result<FitInfo, ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "models do not change here")) }
+    }
+
+    /// The loaded models, in the order of their names, and those that are loaded on demand.
     ///
     /// # Errors
     /// The actor may not know.
@@ -235,11 +247,13 @@ pub enum StopReason {
     LimitExceeded,
 }
 
-/// How far a load, or the work before a guest's start, is.
+/// How far a load is, or the work that a guest waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Which work.
     pub stage: Stage,
+    /// What it is done to, where that is not plain.
+    pub name: Option<String>,
     /// Units done.
     pub done: u64,
     /// Units in all; 0 when that is not known.
@@ -258,6 +272,12 @@ impl ProgressSink {
 
     /// Tells how far the work is.
     pub fn report(&self, stage: Stage, done: u64, total: u64) {
-        self.0.send_replace(Some(Progress { stage, done, total }));
+        self.0.send_replace(Some(Progress { stage, name: None, done, total }));
+    }
+
+    /// Tells how far the load of a model is.
+    pub fn report_load(&self, model: &str, done: u64, total: u64) {
+        let name = Some(model.to_owned());
+        self.0.send_replace(Some(Progress { stage: Stage::Load, name, done, total }));
     }
 }

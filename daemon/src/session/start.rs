@@ -42,7 +42,7 @@ pub(crate) async fn run<S: Service>(
     inbox: InboxReceiver,
 ) -> Ending {
     let (output, receiver) = output_channel(lane.credit_bytes);
-    let (sink, progress) = ProgressSink::new();
+    let (sink, mut progress) = ProgressSink::new();
     let io = GuestIo { output, input: inbox };
     let start = tokio::spawn(async move {
         let started = service.start(request, io, sink).await;
@@ -50,14 +50,14 @@ pub(crate) async fn run<S: Service>(
         started
     });
     let mut start = AbortOnDropHandle::new(start);
-    match lane.wait_for_start(&mut start, progress).await {
+    match lane.wait_for_start(&mut start, &mut progress).await {
         Err(Unstarted::Stopped(reason)) => {
             drop(receiver);
             lane.give_up(reason, start).await
         }
         Ok(running) => {
             let mut output_bytes = 0;
-            let ending = lane.follow(running, receiver, &mut output_bytes).await;
+            let ending = lane.follow(running, receiver, progress, &mut output_bytes).await;
             Ending { usage: ending.usage.map(|usage| GuestUsage { output_bytes, ..usage }), ..ending }
         }
         Err(Unstarted::Refused(error)) => Err(error).into(),
@@ -87,18 +87,18 @@ impl Lane {
     async fn wait_for_start(
         &self,
         mut start: &mut Starting,
-        mut progress: watch::Receiver<Option<Progress>>,
+        progress: &mut watch::Receiver<Option<Progress>>,
     ) -> Result<RunningGuest, Unstarted> {
         let started = loop {
             tokio::select! {
                 biased;
                 reason = self.control.stopped() => return Err(Unstarted::Stopped(reason)),
-                Ok(()) = progress.changed() => self.send_progress(&mut progress),
+                Ok(()) = progress.changed() => self.send_progress(progress),
                 started = &mut start => break started,
             }
         };
         if progress.has_changed().is_ok_and(|has_changed| has_changed) {
-            self.send_progress(&mut progress);
+            self.send_progress(progress);
         }
         started.unwrap_or_else(|_| Err(panicked())).map_err(Unstarted::Refused)
     }
@@ -120,24 +120,26 @@ impl Lane {
     fn send_progress(&self, progress: &mut watch::Receiver<Option<Progress>>) {
         let progress = progress.borrow_and_update().clone();
         // A slow reader skips states instead of collecting them.
-        if let Some(Progress { stage, done, total }) = progress
+        if let Some(Progress { stage, name, done, total }) = progress
             && self.outbox.has_room(Room::Bulk)
         {
-            self.send_own(Event::Progress { stage, done, total });
+            self.send_own(Event::Progress { stage, name, done, total });
         }
     }
 
-    /// Passes on what a guest sends, and counts it in `output_bytes`, until the guest has ended.
+    /// Passes on what a guest sends, and counts it in `output_bytes`, until the guest has ended; and tells how far that is for which
+    /// it waits.
     async fn follow(
         &self,
         running: RunningGuest,
         mut output: OutputReceiver,
+        mut progress: watch::Receiver<Option<Progress>>,
         output_bytes: &mut u64,
     ) -> Ending {
         let RunningGuest { guest_id, end, mut stop } = running;
         let mut end = AssertUnwindSafe(end).catch_unwind().boxed();
         self.send_own(Event::Started { guest_id });
-        let mut is_open = true;
+        let (mut is_open, mut is_told) = (true, true);
         let ended = loop {
             tokio::select! {
                 biased;
@@ -152,6 +154,11 @@ impl Lane {
                         drop(output);
                         return self.stop(reason, stop, end).await;
                     }
+                },
+                // First: it was told before the guest went on.
+                changed = progress.changed(), if is_told => match changed {
+                    Ok(()) => self.send_progress(&mut progress),
+                    Err(_) => is_told = false,
                 },
                 next = output.recv_together(), if is_open => match next {
                     Some(next) => if let Err(ending) = self.pass_on(next, output_bytes).await {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
 use trellis_wire::{
-    Call, ComponentHash, DaemonInfo, GuestInfo, LimitInfo, ModelInfo, Room, VERSION_OF_MODELS, Value,
+    Call, ComponentHash, DaemonInfo, FitInfo, GuestInfo, LimitInfo, ModelInfo, Room, VERSION_OF_MODELS, Value,
 };
 
 use crate::client::Client;
@@ -56,6 +56,19 @@ impl Client {
                     _ => Err(Error::UnknownAnswer),
                 },
             }
+        }
+    }
+
+    /// Says whether there is room for a model, as for [`Client::load_model`], and loads nothing.
+    ///
+    /// # Errors
+    /// The model cannot be used, this user may not ask, the daemon is of an older version
+    /// ([`trellis_wire::ErrorCode::Unsupported`]), or the connection is lost.
+    pub async fn fit_model(&self, model: &str, device: Option<&str>) -> Result<FitInfo, Error> {
+        let call = Call::Fit { model: model.to_owned(), device: device.map(str::to_owned) };
+        match ask(self.connection(), call).await? {
+            Value::Fit { fit } => Ok(fit),
+            _ => Err(Error::UnknownAnswer),
         }
     }
 

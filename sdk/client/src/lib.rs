@@ -36,5 +36,6 @@ pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
 pub use trellis_wire::{
     Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event,
-    FailureInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, ModelInfo, Stage,
+    FailureInfo, FitInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, ModelInfo,
+    Stage,
 };

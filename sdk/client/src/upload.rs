@@ -52,7 +52,7 @@ async fn upload(
 ) -> Result<(), Error> {
     let total = component.bytes.len() as u64;
     let report = |done| {
-        let _ = news.send(News::Event(Event::Progress { stage: Stage::Upload, done, total }));
+        let _ = news.send(News::Event(Event::Progress { stage: Stage::Upload, name: None, done, total }));
     };
     report(0);
     let (mut reply, wanted) = Reply::to_upload(connection, component.hash, total)?;

@@ -43,7 +43,8 @@ impl Model {
     /// The model of that name.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with the names that are loaded; [`Error::ModelLeaving`].
+    /// [`Error::UnknownModel`] with the names that are known; [`Error::ModelLeaving`]; [`Error::EngineFailed`] where it is loaded on
+    /// demand, and cannot be, or there is no room now.
     pub fn open(name: &str) -> Result<Self> {
         expect_host();
         Self::new(raw::Model::open(Some(name))?)

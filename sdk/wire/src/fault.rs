@@ -17,6 +17,8 @@ open_enum! {
         ModelLoaded = "model_loaded",
         /// There is no room for the model beside the others; the value is what it needs, the limit what it could get.
         ModelDoesNotFit = "model_does_not_fit",
+        /// There is no room for the model beside others that guests use, and there may be another time.
+        NoRoomNow = "no_room_now",
         /// The model is on its way out: it is neither to be had nor to be loaded until it is gone.
         ModelLeaving = "model_leaving",
         /// The model cannot be loaded: its files or its device.
@@ -86,6 +88,7 @@ impl ErrorCode {
                 | Self::EngineFailed
                 | Self::ModelLeaving
                 | Self::ModelUnloaded
+                | Self::NoRoomNow
                 | Self::Overloaded
                 | Self::ProcessLost
                 | Self::ShuttingDown

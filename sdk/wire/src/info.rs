@@ -22,8 +22,22 @@ pub struct ModelInfo {
     pub dtype: String,
     /// The device that runs it.
     pub device: String,
-    /// What it is doing, in a word: `loaded`, `draining` while it is unloaded and its guests come to their ends, `failed`.
+    /// What it is doing, in a word: `loaded`, `draining` while it is unloaded and its guests come to their ends, `failed`; of one that
+    /// is loaded on demand also `unloaded`, `loading`.
     pub state: String,
+    /// Whether it is loaded when a guest asks for it.
+    pub is_on_demand: bool,
+    /// Whether it stays loaded once it is, whatever else is asked for. An older daemon does not say.
+    pub is_pinned: bool,
+    /// Other names under which guests find it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// Bytes of it that are loaded, and bytes in all, while guests wait for it; 0 for what is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loading_bytes: Option<(u64, u64)>,
+    /// Milliseconds since a guest had anything of it, of one that is loaded on demand, and is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unused_ms: Option<u64>,
     /// The folder that it was loaded from, as far as the actor may know; absent for a bundled one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<String>,
@@ -45,6 +59,40 @@ pub struct ModelInfo {
     /// Why nothing more is computed for it; absent while it works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+}
+
+/// Whether there is room for a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FitInfo {
+    /// Its name.
+    pub model: String,
+    /// Whether a load would come to its end at once: now, or once what is named in `evicts` is unloaded, which it does by itself.
+    pub fits: bool,
+    /// Whether it is loaded.
+    pub is_loaded: bool,
+    /// The device that it would run on.
+    pub device: String,
+    /// All that it needs at least.
+    pub needed_bytes: u64,
+    /// Of which its weights.
+    pub weight_bytes: u64,
+    /// Of which memory for steps.
+    pub step_bytes: u64,
+    /// Of which KV, for one context of the longest.
+    pub kv_bytes: u64,
+    /// Positions of its longest context, which is shorter than the model's where there is no room for that.
+    pub n_positions: u64,
+    /// What other models do not need of the device.
+    pub free_bytes: u64,
+    /// What all models may take of the device together.
+    pub capacity_bytes: u64,
+    /// Models that nobody uses, and that would be unloaded.
+    pub evicts: Vec<String>,
+    /// Whether it would fit later: once models come free that would make room.
+    pub fits_later: bool,
+    /// Those of them that guests use.
+    pub used: Vec<String>,
 }
 
 /// A running guest.

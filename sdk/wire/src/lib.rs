@@ -28,8 +28,8 @@ pub use fault::{ErrorBody, ErrorCode};
 pub use frame::{FrameBuffer, FrameReader, decode};
 pub use hello::{BUILD, Hello, negotiate};
 pub use info::{
-    Causes, ClassInfo, Computed, DaemonInfo, DeviceInfo, FailureInfo, GuestInfo, GuestUsage, LoadingInfo,
-    ModelInfo,
+    Causes, ClassInfo, Computed, DaemonInfo, DeviceInfo, FailureInfo, FitInfo, GuestInfo, GuestUsage,
+    LoadingInfo, ModelInfo,
 };
 pub use limit::{GuestAmounts, LimitInfo};
 pub use message::{

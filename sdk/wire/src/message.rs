@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
-use crate::info::{DaemonInfo, GuestInfo, GuestUsage, ModelInfo};
+use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo};
 use crate::limit::LimitInfo;
 use crate::open_enum::open_enum;
 
@@ -102,6 +102,16 @@ pub enum Call {
         /// How long its guests have to come to their ends; as long as the daemon says when absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         drain_ms: Option<u64>,
+    },
+    /// Says whether there is room for a model, and loads nothing: [`Value::Fit`]. Any user may ask about a model that is loaded on
+    /// demand, the user that the daemon runs as, and root, about any. An older daemon ends it with
+    /// [`crate::ErrorCode::Unsupported`].
+    Fit {
+        /// As for [`Call::Load`].
+        model: String,
+        /// As for [`Call::Load`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// Stops the daemon: [`Value::Done`] before it goes down.
     Shutdown,
@@ -214,7 +224,7 @@ pub enum ServerMessage {
 }
 
 open_enum! {
-    /// What is being done before a guest runs.
+    /// What is being done for a guest.
     pub enum Stage {
         /// The component's bytes travel; counted in bytes.
         Upload = "upload",
@@ -229,10 +239,14 @@ open_enum! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Event {
-    /// How far the work before the guest's start is.
+    /// How far the work is that a guest waits for: before its start, or while it runs, a model that is loaded because it asked
+    /// for that.
     Progress {
         /// Which work.
         stage: Stage,
+        /// What it is done to, where that is not plain: the name of a model.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
         /// Units done.
         done: u64,
         /// Units in all; 0 when that is not known.
@@ -356,7 +370,12 @@ pub enum Value {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         default_model: Option<String>,
     },
-    /// The loaded models.
+    /// Whether there is room for a model.
+    Fit {
+        /// The numbers.
+        fit: FitInfo,
+    },
+    /// The loaded models, and those that are loaded on demand.
     Models {
         /// In the order of their names.
         models: Vec<ModelInfo>,

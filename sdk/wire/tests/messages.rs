@@ -43,6 +43,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<(String, Option<String>)>().prop_map(|(model, device)| Call::Load { model, device }),
         any::<(String, Option<u64>)>().prop_map(|(model, drain_ms)| Call::Unload { model, drain_ms }),
         any::<u64>().prop_map(|guest_id| Call::Stop { guest_id }),
+        any::<(String, Option<String>)>().prop_map(|(model, device)| Call::Fit { model, device }),
         Just(Call::Models),
         Just(Call::Guests),
         Just(Call::Info),
@@ -69,10 +70,8 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
         },
     );
     let event = prop_oneof![
-        any::<(String, u64, u64)>().prop_map(|(stage, done, total)| Event::Progress {
-            stage: Stage::from(&*stage),
-            done,
-            total
+        any::<(String, Option<String>, u64, u64)>().prop_map(|(stage, name, done, total)| {
+            Event::Progress { stage: Stage::from(&*stage), name, done, total }
         }),
         any::<u64>().prop_map(|guest_id| Event::Started { guest_id }),
         Just(Event::Wanted),

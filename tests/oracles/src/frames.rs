@@ -205,7 +205,7 @@ fn event(bytes: &mut Unstructured<'_>) -> Result<Event> {
     Ok(match bytes.int_in_range(0..=9)? {
         0 => {
             let stage = String::arbitrary(bytes)?.as_str().into();
-            Event::Progress { stage, done: bytes.arbitrary()?, total: bytes.arbitrary()? }
+            Event::Progress { stage, name: None, done: bytes.arbitrary()?, total: bytes.arbitrary()? }
         }
         1 => Event::Started { guest_id: bytes.arbitrary()? },
         2 => Event::Wanted,

@@ -40,6 +40,7 @@ mod managed;
 mod mixes;
 mod mixtures;
 mod old;
+mod on_demand;
 mod paces;
 mod parity;
 mod particles;

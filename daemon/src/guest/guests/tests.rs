@@ -11,6 +11,7 @@ use super::super::io::{GuestOutput, OutputReceiver, output_channel};
 use super::super::runtime::{Runtime, compiling_engine};
 use super::*;
 use crate::models::Models;
+use crate::on_demand::LoadListener;
 
 /// A component whose core module has this body: a memory, and `run`, which returns the address of its result.
 fn component(imports: &str, lowered: &str, module: &str) -> Vec<u8> {
@@ -124,6 +125,7 @@ impl House {
             account: Account::new("session", Budget::UNLIMITED, None),
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
             model: None,
+            loads: LoadListener::default(),
             seed: 7,
             deadline_ms: None,
             is_recorded: recorded == Recorded::Yes,

@@ -80,13 +80,15 @@ impl Host for GuestState {
 }
 
 impl HostModel for GuestState {
-    fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
-        let model = self.models.open(name.as_deref()).map_err(|not_opened| {
-            let name = name.or(self.models.default_name()).unwrap_or_default();
-            let unknown = UnknownName { name, known: names(&self.models.now()) };
+    async fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
+        let models = self.models.clone();
+        let model = models.open(name.as_deref()).await.map_err(|not_opened| {
+            let name = name.or(models.default_name()).unwrap_or_default();
+            let unknown = UnknownName { name, known: models.known() };
             match not_opened {
                 NotOpened::Unknown => ApiError::UnknownModel(unknown),
                 NotOpened::Leaving => ApiError::ModelLeaving(unknown),
+                NotOpened::NotLoaded(reason) => ApiError::EngineFailed(reason),
             }
         })?;
         self.give(GuestModel { model })

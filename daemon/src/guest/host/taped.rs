@@ -163,7 +163,7 @@ taped!(models::Host, "models." {
 });
 
 taped!(models::HostModel, "model." {
-    fn open(name: Option<String>) -> Result<Resource<GuestModel>, HostError>;
+    async fn open(name: Option<String>) -> Result<Resource<GuestModel>, HostError>;
     fn info(model: Resource<GuestModel>) -> wasmtime::Result<ModelInfo>;
     async fn encode(
         model: Resource<GuestModel>, text: String, special: SpecialTokens

@@ -12,6 +12,7 @@ mod v0_1;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource as Metered, SessionId};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
@@ -133,7 +134,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T, HostError>) -> ApiError {
 
 impl Guest {
     fn model(&mut self, name: &str) -> Resource<GuestModel> {
-        HostModel::open(&mut self.state, Some(name.to_owned())).expect("loaded")
+        let opening = HostModel::open(&mut self.state, Some(name.to_owned()));
+        opening.now_or_never().expect("it is there").expect("loaded")
     }
 
     async fn text(&mut self, request: GenerateRequest) -> Completion {

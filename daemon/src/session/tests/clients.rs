@@ -99,7 +99,7 @@ async fn a_component_is_uploaded_once() {
     let mut text = String::new();
     while let Some(event) = guest.next().await {
         match event.unwrap() {
-            Event::Progress { stage, done, total } => stages.push((stage, done, total)),
+            Event::Progress { stage, done, total, .. } => stages.push((stage, done, total)),
             Event::Text { text: more } => text += &more,
             _ => {}
         }
@@ -113,7 +113,7 @@ async fn a_component_is_uploaded_once() {
 
     let mut again = client.start(Program::wasm(bytes), with_argument("2")).await.unwrap();
     let first = again.next().await.unwrap().unwrap();
-    assert_eq!(first, Event::Progress { stage: Stage::Compile, done: 3, total: 3 });
+    assert_eq!(first, Event::Progress { stage: Stage::Compile, name: None, done: 3, total: 3 });
     assert_eq!(again.text().await.unwrap(), "0 1 ");
 }
 

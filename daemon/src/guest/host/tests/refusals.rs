@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test]
 async fn mistakes_are_typed_errors_with_value_and_limit() {
     let mut guest = guest();
-    let error = refused(HostModel::open(&mut guest.state, Some("llama".to_owned())));
+    let error = refused(HostModel::open(&mut guest.state, Some("llama".to_owned())).await);
     let ApiError::UnknownModel(unknown) = error else { panic!("{error:?}") };
     assert_eq!(
         (unknown.name.as_str(), unknown.known),
@@ -116,7 +116,7 @@ async fn budgets_say_their_numbers() {
     );
 
     while guest.state.table.push(()).is_ok() {}
-    let error = refused(HostModel::open(&mut guest.state, None));
+    let error = refused(HostModel::open(&mut guest.state, None).await);
     assert!(matches!(error, ApiError::BudgetExceeded(budget) if budget.what.contains("host objects")));
 }
 

@@ -78,13 +78,13 @@ async fn errors_without_a_case_become_the_nearest_one() {
         }
         _ => false,
     };
-    assert!(is_leaving(refused(HostModel::open(&mut guest.state, Some("draft".to_owned())))));
+    assert!(is_leaving(refused(HostModel::open(&mut guest.state, Some("draft".to_owned())).await)));
     assert!(is_leaving(refused(guest.state.create(again(&draft)).await)));
     let opened = HostContext::open(&mut guest.state, again(&draft), "kept".to_owned()).await;
     assert!(is_leaving(refused(opened)));
 
     let mut taped = Taped(&mut guest.state);
-    let opened = old::models::HostModel::open(&mut taped, Some("draft".to_owned()));
+    let opened = old::models::HostModel::open(&mut taped, Some("draft".to_owned())).await;
     let error = refused_then(&mut taped, opened);
     assert!(
         matches!(&error, old::types::Error::UnknownModel(unknown) if unknown.known == ["tiny"]),

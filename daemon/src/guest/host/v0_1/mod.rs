@@ -61,7 +61,7 @@ forward!(models::Host {
 });
 
 forward!(models::HostModel {
-    fn open(name: Option<String>) -> Result<Resource<GuestModel>, HostError>;
+    async fn open(name: Option<String>) -> Result<Resource<GuestModel>, HostError>;
     fn info(model: Resource<GuestModel>) -> wasmtime::Result<old::models::ModelInfo>;
     async fn encode(
         model: Resource<GuestModel>, text: String, special: old::models::SpecialTokens

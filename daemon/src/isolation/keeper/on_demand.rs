@@ -1,0 +1,38 @@
+//! Models that are loaded because a guest of the process asks for them.
+
+use std::sync::Arc;
+
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Keeper;
+use crate::isolation::far_guest::FarGuest;
+use crate::isolation::message::{NotUnderstood, ToGuests};
+use crate::on_demand::{NotLoaded, Opened};
+
+impl Keeper {
+    /// Gets a guest a model that is loaded on demand.
+    pub(super) fn open(self: &Arc<Self>, guest: &Arc<FarGuest>, name: &str) -> Result<(), NotUnderstood> {
+        let number = guest.id.0;
+        let not_there = || NotUnderstood::NotThere { what: "model on demand of guest", number };
+        let name = self.models.declared().resolve(name).ok_or_else(not_there)?;
+        let opener = self.models.opener().ok_or_else(not_there)?;
+        let opening = opener.open(name, guest.asker());
+        let (keeper, asked) = (self.clone(), guest.clone());
+        let opening = self.runtime.spawn(async move {
+            let opened = opening.await.and_then(|Opened { model, claim }| {
+                // The process hears of it before the guest does.
+                keeper.announce();
+                let number = keeper.lock().announced.number_of(&model);
+                let number = number.ok_or_else(|| NotLoaded {
+                    reason: "it was unloaded as soon as it was there".to_owned(),
+                    is_retryable: true,
+                })?;
+                asked.keep(number, claim);
+                Ok(number)
+            });
+            keeper.outgoing.put(ToGuests::Opened { guest: asked.id, opened });
+        });
+        guest.note_opening(AbortOnDropHandle::new(opening));
+        Ok(())
+    }
+}

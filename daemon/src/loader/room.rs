@@ -1,0 +1,137 @@
+//! How a device comes to have room for one model more: others that nobody uses make place.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{join_all, select_all};
+use tokio::time::Instant;
+use trellis_engine::ModelHandle;
+
+use super::residents::Evictable;
+use super::{Loader, OpenDevice};
+use crate::config::Config;
+use crate::leaving::Gone;
+use crate::shares::{Needs, divide};
+
+/// What has to happen before there is room.
+#[derive(Debug)]
+pub(super) enum Room {
+    /// These are to go, and nobody uses them.
+    Evict(Vec<ModelHandle>),
+    /// There would be room without these, of which none may go yet.
+    Wait(Awaited),
+}
+
+/// Models that are in the way.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// What all of the room has to be.
+    pub(super) needed_bytes: u64,
+    /// Those that guests use.
+    pub(super) held: Vec<ModelHandle>,
+    /// When the first of the others may go that nobody uses.
+    pub(super) until: Option<Instant>,
+}
+
+impl Awaited {
+    /// Waits until it is worth another look.
+    pub(super) async fn over(&self) {
+        let idle = async {
+            match self.held.is_empty() {
+                true => std::future::pending().await,
+                false => drop(select_all(self.held.iter().map(|model| model.idle().boxed())).await),
+            }
+        };
+        let until = async {
+            match self.until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = idle => {}
+            () = until => {}
+        }
+    }
+
+    /// The names of those in the way that guests use.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.held.iter().map(|model| model.model().name.clone()).collect()
+    }
+}
+
+impl OpenDevice {
+    /// Whether a model fits that needs so much, if these are not there.
+    fn fits_without(&self, needs: Needs, gone: &[&ModelHandle], config: &Config) -> bool {
+        let is_gone = |handle: &ModelHandle| gone.iter().any(|other| other.is_same(handle));
+        let staying =
+            self.tenants.iter().filter(|tenant| !is_gone(&tenant.handle)).map(|tenant| tenant.needs);
+        let coming = self.coming.iter().map(super::Coming::needs);
+        let all: Vec<Needs> = staying.chain(coming).chain([needs]).collect();
+        divide(self.kv_bytes(&all, config), &all).is_some()
+    }
+
+    /// What makes room for a model that does not fit; nothing does that may be done if this is `None`.
+    pub(super) fn room_for(&self, needs: Needs, evictable: &[Evictable], config: &Config) -> Option<Room> {
+        let now = Instant::now();
+        let mut going: Vec<&ModelHandle> = Vec::new();
+        let leaving = self.tenants.iter().map(|tenant| &tenant.handle).filter(|handle| handle.is_closed());
+        let leaving: Vec<&ModelHandle> = leaving.collect();
+        let mut free = evictable.iter().filter(|model| model.is_free(now)).map(|model| &model.handle);
+        while !self.fits_without(needs, &going, config) {
+            match free.next() {
+                Some(next) => going.push(next),
+                None => {
+                    let all: Vec<&ModelHandle> =
+                        evictable.iter().map(|model| &model.handle).chain(leaving).collect();
+                    return self.fits_without(needs, &all, config).then(|| {
+                        let (held, idle): (Vec<_>, Vec<_>) =
+                            evictable.iter().partition(|model| model.is_held());
+                        Room::Wait(Awaited {
+                            needed_bytes: needs.fixed_bytes + needs.kv_bytes_min(),
+                            held: held.into_iter().map(|model| model.handle.clone()).collect(),
+                            until: idle
+                                .iter()
+                                .filter_map(|model| model.stays_until())
+                                .filter(|&at| at > now)
+                                .min(),
+                        })
+                    });
+                }
+            }
+        }
+        // What was used longest ago may have been too small to help.
+        for idx in (0..going.len()).rev() {
+            let without: Vec<&ModelHandle> = going
+                .iter()
+                .enumerate()
+                .filter(|&(other, _)| other != idx)
+                .map(|(_, model)| *model)
+                .collect();
+            if self.fits_without(needs, &without, config) {
+                going.remove(idx);
+            }
+        }
+        Some(Room::Evict(going.into_iter().cloned().collect()))
+    }
+}
+
+impl Loader {
+    /// Unloads a model if nobody uses it: its end. A guest that asks for it in this moment has it before that, or waits until
+    /// it is loaded again.
+    pub(super) fn evict(self: &Arc<Self>, model: &ModelHandle, why: &str) -> Option<Gone> {
+        self.leaving.begin(|| {
+            let is_closed = model.close_if_idle();
+            let model = is_closed.then(|| self.models.send_off_this(model)).flatten()?;
+            tracing::info!(model = model.model().name, why, "a model makes room");
+            Some(self.see_off(model, Instant::now()))
+        })
+    }
+
+    /// As [`Self::evict`], all of these; waits until they are gone.
+    pub(super) async fn evict_all(self: &Arc<Self>, models: &[ModelHandle], why: &str) {
+        let gone: Vec<Gone> = models.iter().filter_map(|model| self.evict(model, why)).collect();
+        // One that was not taken off well is seen at the next look.
+        drop(join_all(gone).await);
+    }
+}
