@@ -20,7 +20,7 @@ pub struct CatalogModel {
     /// What runs it; what runs the daemon's other models when absent.
     pub device: Option<Device>,
     /// Whether it stays once it is loaded. One that is not makes room for others that somebody asks for, once no guest has anything of
-    /// it: the one that was used longest ago goes first, and with it what guests have saved of it by name.
+    /// it: the one that was used longest ago goes first, and where saved contexts are not kept on disk what guests have saved of it.
     pub is_pinned: bool,
     /// Milliseconds without a guest that has anything of it after which it is unloaded; never when absent.
     pub idle_unload_ms: Option<u64>,

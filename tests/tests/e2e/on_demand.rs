@@ -68,6 +68,11 @@ async fn room_for_one() -> u64 {
     tiny.needed_bytes.max(draft.needed_bytes) + tiny.needed_bytes.min(draft.needed_bytes) / 2
 }
 
+/// As [`config`], where there is room for one of the two.
+pub(crate) async fn one_of_two() -> Config {
+    config(Some(room_for_one().await))
+}
+
 /// A daemon, and how often each model was loaded in it.
 fn counting(config: &Config) -> (Daemon, Arc<Mutex<BTreeMap<String, usize>>>) {
     let loads = Arc::new(Mutex::new(BTreeMap::new()));
