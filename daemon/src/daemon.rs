@@ -456,7 +456,8 @@ pub(crate) fn usual_state_dir() -> Option<PathBuf> {
 fn keepers(config: &Config) -> Option<Keepers> {
     let dir = config.state_dir.as_ref().filter(|_| config.saved_contexts == SavedContexts::Disk)?;
     let limits = StoreLimits { of_user: config.saved_disk_bytes_per_user, of_all: config.saved_disk_bytes };
-    Some(Keepers::over(Store::new(dir.join("contexts"), limits)))
+    let on_demand = config.catalog.keys().cloned().collect();
+    Some(Keepers::over(Store::new(dir.join("contexts"), limits), on_demand))
 }
 
 /// Opens a model, and checks all of its files but the values of its weights. What the catalog has under a name comes before a bundled

@@ -16,8 +16,8 @@ use super::file::ModelKind;
 /// Users that are served at once: one with a slow disk to itself does not keep all others waiting.
 const N_THREADS: usize = 4;
 
-/// What may be asked for one user before it is done, more than its guests have contexts: what comes beyond that is not kept, or
-/// not there.
+/// What may be asked for one user before it is done, more than its guests have contexts and calls under way: what comes beyond that
+/// is not kept, or not there.
 const N_JOBS_MAX: usize = 1 << 11;
 
 /// The archives of all models. Its threads end with it, after what they are at.
@@ -29,6 +29,8 @@ pub(crate) struct Keepers {
 #[derive(Debug)]
 struct Shared {
     store: Store,
+    /// Models that are loaded when a guest asks for them: what is kept of them is forgotten also while they are not.
+    on_demand: Vec<String>,
     queues: Mutex<Queues>,
     changed: Condvar,
 }
@@ -97,10 +99,10 @@ struct Keeper {
 }
 
 impl Keepers {
-    /// Over this store.
-    pub(crate) fn over(store: Store) -> Self {
+    /// Over this store, for all models that come to be loaded, and these.
+    pub(crate) fn over(store: Store, on_demand: Vec<String>) -> Self {
         let (queues, changed) = (Mutex::default(), Condvar::new());
-        Self { shared: Arc::new(Shared { store, queues, changed }) }
+        Self { shared: Arc::new(Shared { store, on_demand, queues, changed }) }
     }
 
     /// The archive of a model that is computed by a backend.
@@ -177,13 +179,18 @@ impl Shared {
         match of_user.iter_mut().rev().find(|other| other.name == job.name) {
             // Only the last of what is saved under a name is there to be taken.
             Some(last) if last.is_replaced_by(&job) => *last = job,
-            // Whoever waits goes before all that is only written.
-            None if !matches!(job.asked, Asked::Save(_)) => of_user.push_front(job),
-            _ if n_jobs < N_JOBS_MAX || !matches!(job.asked, Asked::Save(_)) => of_user.push_back(job),
-            _ => {
-                tracing::debug!(uid = actor.0, "more contexts are saved at once than are kept");
+            _ if n_jobs >= N_JOBS_MAX => {
+                // Whoever waits for it is told that there is nothing, as it is dropped.
+                drop(queues);
+                tracing::debug!(uid = actor.0, ?job.name, "more is asked of saved contexts at once than is done");
                 return;
             }
+            // Whoever waits goes before all that is only written, and after those who wait already.
+            None if !matches!(job.asked, Asked::Save(_)) => {
+                let n_waiting = of_user.iter().take_while(|other| !matches!(other.asked, Asked::Save(_)));
+                of_user.insert(n_waiting.count(), job);
+            }
+            _ => of_user.push_back(job),
         }
         if !is_known {
             queues.order.push_back(actor);
@@ -262,11 +269,15 @@ impl Shared {
                 wanted.answer(self.store.get(model.kind(), &name, &account).map(Box::new));
             }
             Asked::Forget(wanted) => {
-                let forgotten = self.store.forget(model_name, &name).unwrap_or_else(|error| {
-                    tracing::warn!(uid, model = model_name, %error, "a saved context stays on disk");
-                    false
-                });
-                wanted.answer(forgotten.then_some(()));
+                let mut is_forgotten = false;
+                let others = self.on_demand.iter().filter(|other| *other != model_name);
+                for model in others.chain([model_name]) {
+                    is_forgotten |= self.store.forget(model, &name).unwrap_or_else(|error| {
+                        tracing::warn!(uid, model, %error, "a saved context stays on disk");
+                        false
+                    });
+                }
+                wanted.answer(is_forgotten.then_some(()));
             }
         }
     }

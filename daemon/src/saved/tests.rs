@@ -10,7 +10,7 @@ use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
 use trellis_engine::{
     Answer, Ask, Context, Engine, EngineError, EngineSettings, KvBounds, ModelFittings, ModelHandle,
-    Positions,
+    Positions, SavedName,
 };
 
 use super::{Keepers, Store, StoreLimits};
@@ -29,7 +29,7 @@ struct Life {
 impl Life {
     fn begin(dir: &std::path::Path, n_host_pages: usize) -> Self {
         let limits = StoreLimits { of_user: 1 << 30, of_all: 1 << 30 };
-        let keepers = Keepers::over(Store::new(dir.join("contexts"), limits));
+        let keepers = Keepers::over(Store::new(dir.join("contexts"), limits), vec!["asleep".to_owned()]);
         let source = bundled::source("draft").expect("a bundled model");
         let model = Arc::new(Model::open("draft", &source).expect("it opens"));
         let options = CpuOptions {
@@ -248,4 +248,23 @@ async fn a_context_with_too_many_evictions_behind_it_is_not_kept_and_nor_is_what
     }
     let life = Life::begin(dir.path(), 64);
     assert!(matches!(life.open(7, "plans").await, Err(EngineError::NotSaved { .. })));
+}
+
+#[tokio::test]
+async fn what_was_saved_of_a_model_that_is_not_loaded_is_forgotten_as_well() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let life = Life::begin(dir.path(), 64);
+    life.context(20).await.save("plans").await.expect("saved");
+    assert!(life.keepers.settle(PATIENCE));
+    let limits = StoreLimits { of_user: 1 << 30, of_all: 1 << 30 };
+    let store = Store::new(dir.path().join("contexts"), limits);
+    let of = |model, uid| store.path(model, &SavedName { actor: ActorId(uid), name: "plans".to_owned() });
+    std::fs::create_dir_all(of("asleep", 8).parent().expect("a folder")).expect("made");
+    for (model, uid) in [("asleep", 7), ("asleep", 8), ("other", 7)] {
+        std::fs::write(of(model, uid), "kept").expect("written");
+    }
+    life.model.forget(&life.owner(7), "plans").await.expect("it is forgotten");
+    assert!(!of("draft", 7).exists() && !of("asleep", 7).exists());
+    assert!(of("asleep", 8).exists(), "another user's");
+    assert!(of("other", 7).exists(), "of no model that a guest may open");
 }
