@@ -218,7 +218,7 @@ impl CliError {
             Self::Different(_) => DIFFERENT,
             Self::NotServing => NOT_SERVING,
             Self::Bench(error) => error.exit_code(),
-            Self::Unhealthy | Self::ServiceDown => UNHEALTHY,
+            Self::Unhealthy | Self::NoRoom | Self::ServiceDown => UNHEALTHY,
             Self::Interrupted => INTERRUPTED,
             _ => CANNOT,
         }
