@@ -194,8 +194,8 @@ impl Loader {
     /// Waits until what was saved is on disk, of a model or of all, if not for ever.
     pub(crate) async fn settle_saved(&self, of: Option<&ModelHandle>) {
         let Some(keepers) = self.keepers().cloned() else { return };
-        let of = of.map(|model| model.model().clone());
-        if !blocking(move || keepers.settle(of.as_ref(), SETTLING_FOR_MAX)).await {
+        let of = of.map(|model| model.model().name.clone());
+        if !blocking(move || keepers.settle(of.as_deref(), SETTLING_FOR_MAX)).await {
             tracing::warn!("contexts that were saved last are not on disk");
         }
     }

@@ -112,9 +112,9 @@ impl Keepers {
         Arc::new(Keeper { of: Arc::new(of), shared: self.shared.clone() })
     }
 
-    /// Waits until all that was saved of a model, or of all, is on disk, for so long at most; returns whether it is. What is to be
+    /// Waits until all that was saved of the model of a name, or of all, is on disk, for so long at most; returns whether it is. What is to be
     /// done for the model goes before all else.
-    pub(crate) fn settle(&self, of: Option<&Arc<Model>>, at_most: Duration) -> bool {
+    pub(crate) fn settle(&self, of: Option<&str>, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
         let mut queues = self.shared.lock();
         if let Some(model) = of {
@@ -138,14 +138,14 @@ impl Keepers {
 }
 
 impl Queues {
-    fn has_jobs_of(&self, of: Option<&Arc<Model>>) -> bool {
-        let is_of = |model: &Arc<OfModel>| of.is_none_or(|of| Arc::ptr_eq(of, &model.model));
+    fn has_jobs_of(&self, of: Option<&str>) -> bool {
+        let is_of = |model: &Arc<OfModel>| of.is_none_or(|of| of == model.model.name);
         self.busy.iter().any(is_of) || self.by_user.values().flatten().any(|job| is_of(&job.model))
     }
 
     /// What is to be done for a model goes first, in the order in which it was asked for: that of other models is about others.
-    fn bring_forward(&mut self, model: &Arc<Model>) {
-        let is_of = |job: &Job| Arc::ptr_eq(&job.model.model, model);
+    fn bring_forward(&mut self, model: &str) {
+        let is_of = |job: &Job| job.model.model.name == model;
         let mut has_none = HashSet::new();
         for (actor, jobs) in &mut self.by_user {
             jobs.make_contiguous().sort_by_key(|job| !is_of(job));

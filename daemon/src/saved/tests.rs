@@ -172,7 +172,7 @@ async fn what_is_forgotten_stays_so() {
         }
         life.model.forget(&life.owner(7), "a").await.expect("it was there");
         assert!(matches!(life.open(7, "a").await, Err(EngineError::NotSaved { .. })));
-        assert!(life.keepers.settle(None, PATIENCE));
+        assert!(life.keepers.settle(Some("draft"), PATIENCE));
     }
     let life = Life::begin(dir.path(), 64);
     assert!(matches!(life.open(7, "a").await, Err(EngineError::NotSaved { .. })));

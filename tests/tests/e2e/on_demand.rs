@@ -186,6 +186,24 @@ fn all_that_wait_for_a_model_see_one_load() {
 }
 
 #[test]
+fn a_load_of_the_operator_is_shown_while_it_lasts() {
+    block_on(async {
+        let (daemon, go, _) = held_up();
+        let client = daemon.connect().await.expect("connected");
+        let loads = client.clone();
+        let loading = tokio::spawn(async move { loads.load_model("small", None, |_, _| {}).await });
+        until("it is loading", async || {
+            let shown = listed(&client, "draft").await;
+            shown.state == "loading" && shown.loading_bytes.is_some()
+        })
+        .await;
+        drop(go);
+        assert_eq!(loading.await.expect("no panic").expect("it is loaded"), "draft");
+        assert_eq!(listed(&client, "draft").await.state, "loaded");
+    });
+}
+
+#[test]
 fn a_load_that_nobody_waits_for_is_taken_back() {
     block_on(async {
         let (daemon, go, _) = held_up();
