@@ -50,10 +50,11 @@ pub struct Config {
     /// place of others of the catalog that nobody uses.
     pub model_bytes: Option<u64>,
     /// Milliseconds for which a model of the catalog stays, once it is loaded, before it makes room for one that another user asks for:
-    /// users who want different models share the device by turns, and none makes the daemon do nothing but load.
+    /// users who want different models share the device by turns, and none makes the daemon do nothing but load. What the same user
+    /// has loaded in its place has the rest of that time.
     pub model_resident_ms: u64,
-    /// Milliseconds for which a load waits for models that are in use to come free, where the device has no room for one more;
-    /// then it fails, and may be tried again.
+    /// Milliseconds for which whoever wants a model waits for others that are in use to come free, where the device has no room for one
+    /// more; then that fails, and may be tried again. Who came first has the room first.
     pub model_wait_ms: u64,
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
@@ -233,7 +234,8 @@ pub enum OnDeviceFailure {
     /// It ends, with an exit status of its own, so that whatever watches over it starts another.
     #[default]
     Exit,
-    /// It opens the device again and loads the models again. If that fails, or the device fails again at once, it ends.
+    /// It opens the device again and loads the models again, but for those of the catalog that are not pinned, which come back when a
+    /// guest asks for them. If that fails, or the device fails again at once, it ends.
     Reopen,
 }
 

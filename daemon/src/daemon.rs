@@ -187,6 +187,9 @@ pub enum DaemonError {
         /// How long that was waited for.
         waited: Duration,
     },
+    /// No more models are loaded.
+    #[error("the daemon is shutting down")]
+    Ending,
     /// The caller has stopped waiting for the model to be loaded.
     #[error("the load was cancelled")]
     GivenUp,
@@ -256,6 +259,13 @@ pub enum DaemonError {
     /// The sandbox could not be set up.
     #[error(transparent)]
     Host(#[from] GuestError),
+}
+
+impl DaemonError {
+    /// Whether it says nothing of the daemon or the model, but of a moment in which others had what was asked for.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self, Self::AlreadyLoaded { .. } | Self::Leaving { .. } | Self::NoRoomNow { .. })
+    }
 }
 
 /// How far the start is.
@@ -387,7 +397,7 @@ impl Daemon {
         loop {
             let failure = tokio::select! {
                 () = &mut serving => {
-                    self.loader.settle_saved().await;
+                    self.loader.settle_saved(None).await;
                     return Ok(());
                 }
                 failure = self.failed() => failure,
@@ -422,6 +432,7 @@ impl Daemon {
 
     /// Takes on no more work and waits for what there is, for as long as `sessions.drain_ms` says; does not stop the daemon.
     pub async fn drain(&self) {
+        self.loader.load_no_more();
         self.sessions.drain().await;
     }
 
@@ -460,16 +471,18 @@ fn keepers(config: &Config) -> Option<Keepers> {
     Some(Keepers::over(Store::new(dir.join("contexts"), limits), on_demand))
 }
 
-/// Opens a model, and checks all of its files but the values of its weights. What the catalog has under a name comes before a bundled
+/// Opens a model, and checks all of its files but the values of its weights. What the catalog has under a name or an alias comes before a bundled
 /// model or a folder.
 pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonError> {
-    if let Some(declared) = config.catalog.get(choice) {
+    let names = Declared::of(config);
+    if let Some((name, declared)) = names.resolve(choice).and_then(|name| config.catalog.get_key_value(name))
+    {
         let mut model = open_undeclared(&declared.path, config)?;
-        choice.clone_into(&mut model.name);
+        name.clone_into(&mut model.name);
         return Ok(model);
     }
     let model = open_undeclared(choice, config)?;
-    match Declared::of(config).resolve(&model.name) {
+    match names.resolve(&model.name) {
         Some(_) => Err(DaemonError::Declared { choice: choice.to_owned(), name: model.name }),
         None => Ok(model),
     }

@@ -40,7 +40,9 @@ pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError>
 }
 
 fn shown(model: &ModelInfo) -> String {
-    let mut facts = vec![model.dtype.as_str()];
+    // Of one that is not loaded that is not known.
+    let mut facts: Vec<&str> =
+        Some(model.dtype.as_str()).filter(|dtype| !dtype.is_empty()).into_iter().collect();
     facts.extend(model.is_default.then_some("default"));
     facts.extend((model.state != "loaded").then_some(model.state.as_str()));
     format!("{} ({})", model.name, facts.join(", "))
@@ -158,8 +160,12 @@ mod tests {
             is_default,
             ..ModelInfo::default()
         };
-        let models =
-            [model("draft", "draining", false), model("big", "failed", false), model("tiny", "loaded", true)];
+        let models = [
+            model("draft", "draining", false),
+            model("big", "failed", false),
+            ModelInfo { dtype: String::new(), ..model("coder", "unloaded", false) },
+            model("tiny", "loaded", true),
+        ];
         let device = DeviceInfo {
             name: "cuda:1".to_owned(),
             open_ms: 60_000,
@@ -197,7 +203,7 @@ mod tests {
         };
         let shown = lines(&info, &models);
         for line in [
-            "models    draft (f32, draining), big (f32, failed), tiny (f32, default)\n",
+            "models    draft (f32, draining), big (f32, failed), coder (unloaded), tiny (f32, default)\n",
             "programs  none by name\n",
             "computed  cuda:1 busy for 25 % of 1 min 0 s\n",
             "rows      120 in 60 steps, 9 in vain (4 given up, 3 past an end, 2 failed), 8 sat out\n",

@@ -8,6 +8,7 @@ use trellis_wire::{ErrorBody, ErrorCode};
 use crate::daemon::DaemonError;
 use crate::guest::{GuestEnd, GuestError, shown_name};
 use crate::models::{DeviceFailure, Models};
+use crate::on_demand::Again;
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -163,8 +164,12 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         }
         GuestEnd::ModelFailed { model, .. } => body(ErrorCode::EngineFailed).about("model").with_value(model),
         GuestEnd::ModelUnloaded { model } => body(ErrorCode::ModelUnloaded).about("model").with_value(model),
-        GuestEnd::ModelNotLoaded { model, is_retryable, .. } => {
-            let code = if *is_retryable { ErrorCode::NoRoomNow } else { ErrorCode::LoadFailed };
+        GuestEnd::ModelNotLoaded { model, again, .. } => {
+            let code = match again {
+                Again::Never => ErrorCode::LoadFailed,
+                Again::Later => ErrorCode::NoRoomNow,
+                Again::NextDaemon => ErrorCode::ShuttingDown,
+            };
             body(code).about("model").with_value(model)
         }
         GuestEnd::ClientGone => body(ErrorCode::Cancelled),
