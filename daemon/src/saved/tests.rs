@@ -255,7 +255,7 @@ async fn what_was_saved_of_a_model_that_is_not_loaded_is_forgotten_as_well() {
     let dir = tempfile::tempdir().expect("a folder");
     let life = Life::begin(dir.path(), 64);
     life.context(20).await.save("plans").await.expect("saved");
-    assert!(life.keepers.settle(PATIENCE));
+    assert!(life.keepers.settle(None, PATIENCE));
     let limits = StoreLimits { of_user: 1 << 30, of_all: 1 << 30 };
     let store = Store::new(dir.path().join("contexts"), limits);
     let of = |model, uid| store.path(model, &SavedName { actor: ActorId(uid), name: "plans".to_owned() });
