@@ -9,7 +9,7 @@
 //! - Must not happen: a name that stands for nobody and is passed over; a look-up where the user by itself, or everybody, may.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use trellis_wire::{ErrorBody, ErrorCode};
@@ -95,12 +95,19 @@ struct Given {
     groups: HashSet<u32>,
 }
 
+/// The groups of a user, as they were a short while ago.
+#[derive(Debug)]
+struct Groups {
+    read: Instant,
+    gids: Arc<[u32]>,
+}
+
 /// Who may do what, and which groups users are in.
 #[derive(Debug)]
 pub(crate) struct Permissions {
     given: [Given; Permission::ALL.len()],
     directory: Arc<dyn Directory>,
-    groups: Mutex<HashMap<Actor, (Instant, Arc<[u32]>)>>,
+    groups: Mutex<HashMap<Actor, Groups>>,
 }
 
 /// Whether an actor is root, or the user that the daemon runs as.
@@ -167,20 +174,20 @@ impl Permissions {
     }
 
     async fn groups_of(&self, actor: Actor) -> Arc<[u32]> {
-        if let Some((_, groups)) = self.known(Instant::now()).get(&actor) {
-            return groups.clone();
+        if let Some(Groups { gids, .. }) = self.known(Instant::now()).get(&actor) {
+            return gids.clone();
         }
         let directory = self.directory.clone();
-        let groups: Arc<[u32]> = blocking(move || groups_of(&*directory, actor)).await.into();
-        let now = Instant::now();
-        self.known(now).insert(actor, (now, groups.clone()));
-        groups
+        let gids: Arc<[u32]> = blocking(move || groups_of(&*directory, actor)).await.into();
+        let read = Instant::now();
+        self.known(read).insert(actor, Groups { read, gids: gids.clone() });
+        gids
     }
 
     /// What is remembered and not too old.
-    fn known(&self, now: Instant) -> std::sync::MutexGuard<'_, HashMap<Actor, (Instant, Arc<[u32]>)>> {
+    fn known(&self, now: Instant) -> MutexGuard<'_, HashMap<Actor, Groups>> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.retain(|_, (read, _)| now.saturating_duration_since(*read) < GROUPS_TIME);
+        groups.retain(|_, Groups { read, .. }| now.saturating_duration_since(*read) < GROUPS_TIME);
         groups
     }
 }

@@ -343,7 +343,9 @@ impl<S: Service> Connection<S> {
                 });
             }
             Call::Reload => {
-                self.run(id, async move { service.reload(actor).await.map(|info| Value::Reloaded { info }) });
+                self.run(id, async move {
+                    service.reload(actor).await.map(|info| Value::Reloaded { info: Box::new(info) })
+                });
             }
             Call::Shutdown => {
                 let control = Arc::new(Control::default());

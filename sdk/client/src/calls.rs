@@ -138,7 +138,7 @@ impl Client {
     /// daemon is of an older version ([`trellis_wire::ErrorCode::Unsupported`]), or the connection is lost.
     pub async fn reload(&self) -> Result<ReloadInfo, Error> {
         match ask(self.connection(), Call::Reload).await? {
-            Value::Reloaded { info } => Ok(info),
+            Value::Reloaded { info } => Ok(*info),
             _ => Err(Error::UnknownAnswer),
         }
     }

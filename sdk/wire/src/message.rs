@@ -381,7 +381,7 @@ pub enum Value {
     /// The configuration was read again.
     Reloaded {
         /// What has changed.
-        info: ReloadInfo,
+        info: Box<ReloadInfo>,
     },
     /// The loaded models, and those that are loaded on demand.
     Models {
