@@ -179,20 +179,22 @@ mod tests {
         );
         let next = running.with_live_of(&wanted);
         let changed = differences(&running, &next);
+        let mut seen = names(&changed);
+        seen.sort_unstable();
         assert_eq!(
-            names(&changed),
+            seen,
             [
-                "log",
-                "classes.b.groups",
-                "classes.b.rank",
-                "classes.b.share",
-                "classes.b.users",
-                "permissions.load",
-                "sessions.n_requests",
                 "classes.a.groups",
                 "classes.a.rank",
                 "classes.a.share",
                 "classes.a.users",
+                "classes.b.groups",
+                "classes.b.rank",
+                "classes.b.share",
+                "classes.b.users",
+                "log",
+                "permissions.load",
+                "sessions.n_requests",
             ]
         );
         let load = changed.iter().find(|change| change.name == "permissions.load").expect("it is there");
