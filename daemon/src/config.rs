@@ -6,6 +6,9 @@ pub(crate) mod classes;
 mod example;
 mod file;
 mod isolation;
+mod live;
+mod log;
+mod permissions;
 mod settings;
 
 use std::io;
@@ -24,6 +27,8 @@ pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANK
 pub(crate) use self::example::example;
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
+pub use self::log::{LogFilter, WrongLogFilter};
+pub use self::permissions::{NamesNobody, PermissionSettings, Who};
 use crate::guest::{COMPILE_BYTES_LEAST, GuestLimits, OWN_BYTES, PolicySettings};
 use crate::limits::SetByFile;
 use crate::session::SessionLimits;
@@ -92,6 +97,9 @@ pub struct Config {
     pub isolation: Isolation,
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,
+    /// What to log, unless `--log` says otherwise: `error`, `warn`, `info`, `debug`, `trace`, `off`, or a filter such as
+    /// `trellis=debug`.
+    pub log: LogFilter,
     /// What a guest may use.
     pub limits: GuestLimits,
     /// What all guests of a session, of a user and of the daemon may use together.
@@ -101,6 +109,8 @@ pub struct Config {
     /// Classes of users by name, for those who have more or less of the device than others; none by default, so that all share
     /// alike. A user who is in none has the class `default`.
     pub classes: ClassTable,
+    /// Who may do what.
+    pub permissions: PermissionSettings,
     /// Models that are loaded when a guest asks for them, by the names that guests ask for; none by default. Any user may cause such a
     /// load, and no user any other: what stands here is what users may have the daemon read.
     pub catalog: Catalog,
@@ -289,10 +299,12 @@ impl Default for Config {
             compile_exe: None,
             isolation: Isolation::default(),
             on_device_failure: OnDeviceFailure::default(),
+            log: LogFilter::default(),
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
             sessions: SessionLimits::default(),
             classes: ClassTable::default(),
+            permissions: PermissionSettings::default(),
             catalog: Catalog::default(),
             policy: PolicySettings::default(),
             set_by_file: SetByFile::default(),

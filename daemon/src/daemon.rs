@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use trellis_client::Client;
+use trellis_client::{Client, ReloadInfo};
 use trellis_cuda::probe::Problem;
 use trellis_cuda::{CudaError, LoadError};
 use trellis_engine::backend::Backend;
@@ -24,12 +24,15 @@ use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, Policy, 
 use crate::hub;
 pub use crate::hub::HubError;
 use crate::ipc::{self, Listener};
+use crate::live::Live;
 use crate::loader::{Fittings, Loader};
 use crate::machine;
 pub use crate::models::DeviceFailure;
 use crate::on_demand::Declared;
+use crate::permissions::{PermissionError, Permissions};
+use crate::reload::{Origin, Reload, ReloadError};
 use crate::saved::{Keepers, Store, StoreLimits};
-use crate::service::HostService;
+use crate::service::{HostService, Parts};
 use crate::session::{Actor, Sessions};
 
 /// Bytes in flight each way between a client in this process and its session.
@@ -64,6 +67,7 @@ pub struct Seams {
 pub struct Daemon {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
+    reload: Arc<Reload>,
     shutdown: CancellationToken,
     loader: Arc<Loader>,
 }
@@ -253,6 +257,9 @@ pub enum DaemonError {
     /// A class of users is wrong.
     #[error(transparent)]
     Class(#[from] ClassError),
+    /// A permission is given to nobody known.
+    #[error(transparent)]
+    Permission(#[from] PermissionError),
     /// The operator's policy cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -306,6 +313,7 @@ impl Daemon {
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&cache_dir)?;
         let classes = Classes::of(&config.classes)?;
+        let permissions = Arc::new(Live::new(Permissions::of(&config.permissions)?));
         let policy = Policy::open(&config.policy, &config.limits, &cache_dir, config.compile_exe.as_deref())?;
         let keepers = keepers(config).map(Arc::new);
         let fittings = Fittings { seams, policy, keepers };
@@ -323,11 +331,21 @@ impl Daemon {
         let guests_dir = config.guests_dir.clone();
         let accounts =
             Accounts::with_classes(&config.budgets, config.host_bytes(machine::memory_bytes()), classes);
-        let service = HostService::new(host, loader.clone(), guests_dir, accounts, shutdown.clone(), started);
-        let service = Arc::new(service);
+        let reload = Reload::new(config.clone(), permissions.clone(), accounts.clone());
+        let service = Arc::new(HostService::new(Parts {
+            host,
+            loader: loader.clone(),
+            guests_dir,
+            accounts,
+            permissions,
+            reload: reload.clone(),
+            shutdown: shutdown.clone(),
+            started,
+        }));
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());
+        reload.set_sessions(&sessions);
         progress(LoadProgress::Ready);
-        Ok(Self { sessions, service, shutdown, loader })
+        Ok(Self { sessions, service, reload, shutdown, loader })
     }
 
     /// The model of that name, or the default model.
@@ -351,6 +369,19 @@ impl Daemon {
     /// Waits until a device fails, whether or not a model is on it.
     pub async fn failed(&self) -> DeviceFailure {
         self.loader.models().failed().await
+    }
+
+    /// Says where the configuration is from that [`Self::reload`] reads.
+    pub fn set_origin(&self, origin: Arc<dyn Origin>) {
+        self.reload.set_origin(origin);
+    }
+
+    /// Reads the configuration again, and has hold of it what can while the daemon runs.
+    ///
+    /// # Errors
+    /// It is wrong; nothing has changed then.
+    pub async fn reload(&self) -> Result<ReloadInfo, ReloadError> {
+        self.reload.reload().await
     }
 
     /// What sessions talk to.

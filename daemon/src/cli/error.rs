@@ -230,6 +230,11 @@ impl CliError {
             Self::Guest(body) if super::run::names_own_option(&body.message) => {
                 "options of `trellis run` go before the guest, what comes after it is for the guest"
             }
+            Self::Guest(body)
+                if body.code == ErrorCode::PermissionDenied && body.name.as_deref() == Some("upload") =>
+            {
+                "`trellis info` lists the guests that you may run by name: `trellis run NAME`"
+            }
             Self::Client(trellis_client::Error::Connect { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied =>
             {

@@ -19,7 +19,8 @@ counted once for each step: others were served before them, the prompt would hav
 line for KV pages, or they had no mask. All of this is counted from the daemon's start, for models that are gone as well;
 `trellis models --json` has it by model, `trellis ps --json` by guest. KV memory is that of all
 models; `trellis models` shows each one's pages. The class is yours: who has a share of 3 gets three times what a user with
-a share of 1 gets while both have enough to do, and KV pages of a lower rank make room first.";
+a share of 1 gets while both have enough to do, and KV pages of a lower rank make room first. What you may do
+is given by [permissions] of the daemon's configuration.";
 
 /// Show what the daemon is and how it is doing
 #[derive(Debug, Args)]
@@ -136,11 +137,13 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         ("sessions", info.n_sessions.to_string()),
     ];
     let isolation = info.isolation.as_ref().map(|isolation| ("isolation", shown_isolation(isolation)));
+    let may = info.permissions.as_ref().map(|names| ("may", or_none(names.clone())));
     let class = info.class.as_ref().map(|class| ("class", shown_class(class)));
     lines
         .into_iter()
         .chain(isolation)
         .chain(class)
+        .chain(may)
         .map(|(name, value)| format!("{name:<10}{}\n", escaped_line(&value)))
         .collect()
 }
@@ -199,6 +202,7 @@ mod tests {
             kv_bytes_free: 12_000_000,
             class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
             isolation: Some("process".to_owned()),
+            permissions: Some(vec!["run".to_owned(), "see_others".to_owned()]),
             ..DaemonInfo::default()
         };
         let shown = lines(&info, &models);
@@ -212,6 +216,7 @@ mod tests {
             "KV memory 12.0 MB of 48.0 MB free\n",
             "isolation process: guests of each user run in one of their own\n",
             "class     research, a share of 3, rank 1\n",
+            "may       run, see_others\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }

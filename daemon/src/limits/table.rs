@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 15] = [
+    const OTHERS: [&str; 21] = [
         "cache_dir",
         "compile_exe",
         "isolation",
@@ -149,8 +149,14 @@ mod tests {
         "guests_dir",
         "is_prefix_cache_shared",
         "latency_multiple",
+        "log",
         "models",
         "on_device_failure",
+        "permissions.load",
+        "permissions.run",
+        "permissions.see_others",
+        "permissions.stop_others",
+        "permissions.upload",
         "policy.allows_recordings",
         "policy.component",
         "saved_contexts",

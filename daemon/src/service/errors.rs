@@ -9,6 +9,7 @@ use crate::daemon::DaemonError;
 use crate::guest::{GuestEnd, GuestError, shown_name};
 use crate::models::{DeviceFailure, Models};
 use crate::on_demand::Again;
+use crate::reload::ReloadError;
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -69,6 +70,15 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::Engine { source, .. } if source.is_retryable() => body(ErrorCode::EngineFailed),
         _ => body(ErrorCode::LoadFailed),
     }
+}
+
+/// Why the configuration was not read again, or not taken.
+pub(super) fn not_reloaded(error: &ReloadError) -> ErrorBody {
+    let code = match error {
+        ReloadError::NoOrigin => ErrorCode::Unsupported,
+        ReloadError::Config(_) | ReloadError::Daemon(_) => ErrorCode::InvalidConfiguration,
+    };
+    ErrorBody::new(code, format!("{error}; nothing has changed"))
 }
 
 /// Why a guest was not compiled or not started.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{DeviceInfo, GuestAmounts, GuestUsage, ModelInfo};
 
-use super::is_operator;
 use crate::guest::{Amounts, Used};
 use crate::models::DeviceWatch;
+use crate::permissions::is_operator;
 use crate::session::Actor;
 use crate::totals;
 

@@ -48,6 +48,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         Just(Call::Guests),
         Just(Call::Info),
         Just(Call::Limits),
+        Just(Call::Reload),
         Just(Call::Shutdown),
     ];
     prop_oneof![

@@ -41,7 +41,7 @@ const EXAMPLES: &str = "\
 Examples:
   trellis doctor                      the verdict, and what to do about each thing that was found
   trellis doctor --verbose            all that was looked at as well, with paths and versions
-  trellis doctor --config trellis.toml    for a daemon with this file: its models, its memory, its socket, its classes and policy
+  trellis doctor --config trellis.toml    for a daemon with this file: its models, memory, socket, classes, permissions and policy
   trellis doctor --json | jq -r '.findings[] | select(.weight == \"problem\") | .code'
 
 Exit status: 0 all works, with an NVIDIA GPU or without one; 1 there is a problem.";
@@ -84,7 +84,8 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
         checks.extend(check_memory((&models, &declared), &config, &gpus, cache_dir.as_deref(), daemon));
         checks.extend([of_cache, of_socket, of_isolation]);
         if file.is_some() {
-            checks.extend([settings::check_classes(&config), settings::check_policy(&config)]);
+            checks.extend([settings::check_classes(&config), settings::check_permissions(&config)]);
+            checks.push(settings::check_policy(&config));
         }
         Report::new(checks, gpus)
     });
