@@ -333,7 +333,9 @@ impl<S: Service> Connection<S> {
             }
             Call::Fit { model, device } => {
                 let request = LoadRequest { model, device };
-                self.run(id, async move { service.fit(actor, request).await.map(|fit| Value::Fit { fit }) });
+                self.run(id, async move {
+                    service.fit(actor, request).await.map(|fit| Value::Fit { fit: Box::new(fit) })
+                });
             }
             Call::Stop { guest_id } => {
                 let turns = self.turns.clone();

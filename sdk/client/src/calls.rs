@@ -68,7 +68,7 @@ impl Client {
     pub async fn fit_model(&self, model: &str, device: Option<&str>) -> Result<FitInfo, Error> {
         let call = Call::Fit { model: model.to_owned(), device: device.map(str::to_owned) };
         match ask(self.connection(), call).await? {
-            Value::Fit { fit } => Ok(fit),
+            Value::Fit { fit } => Ok(*fit),
             _ => Err(Error::UnknownAnswer),
         }
     }

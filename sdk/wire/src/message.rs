@@ -376,7 +376,7 @@ pub enum Value {
     /// Whether there is room for a model.
     Fit {
         /// The numbers.
-        fit: FitInfo,
+        fit: Box<FitInfo>,
     },
     /// The configuration was read again.
     Reloaded {
