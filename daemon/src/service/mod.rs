@@ -95,7 +95,7 @@ impl HostService {
         let Parts { host, loader, guests_dir, accounts, permissions, reload, shutdown, started } = parts;
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
-            registry: Registry::new(guests_dir),
+            registry: Registry::new(guests_dir, host.limits().component_bytes as u64),
             catalog: Catalog::new(loader.clone(), permissions.clone()),
             accounts,
             permissions,
