@@ -1,17 +1,16 @@
 //! The accounts of users and sessions, in which those of guests lie, and around all of them the daemon's.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use trellis_engine::account::{Account, ActorId, Budget, Resource, SessionId, USER};
 
 use crate::classes::{Class, Classes};
 use crate::config::{Budgets, HostBytes};
+use crate::groups::{PATIENCE, look_up};
 use crate::limits::UNLIMITED;
 use crate::live::Live;
 use crate::session::Actor;
-use crate::tasks::blocking;
 
 /// One account for each user, kept while the daemon runs since saved contexts are charged to it, with the class that the user
 /// had when it came first; and one for each session, kept until the session ends. Where classes have been replaced since, a user
@@ -21,8 +20,8 @@ pub(crate) struct Accounts {
     daemon: Arc<Account>,
     user: Budget,
     session: Budget,
-    classes: Live<Classes>,
-    n_replaced: AtomicU64,
+    /// Classes, and how often they had been replaced when these came.
+    classes: Live<(Classes, u64)>,
     open: Mutex<Open>,
 }
 
@@ -35,18 +34,31 @@ struct Open {
 #[derive(Debug)]
 struct User {
     account: Arc<Account>,
+    class: Found,
+}
+
+/// The class of a user, and how often classes had been replaced when those came that it was taken from; not where the machine did
+/// not say who is in which.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
     class: Class,
-    /// How often classes had been replaced by then.
-    n_replaced: u64,
+    n_replaced: Option<u64>,
+}
+
+#[cfg(test)]
+impl From<Class> for Found {
+    fn from(class: Class) -> Self {
+        Self { class, n_replaced: Some(0) }
+    }
 }
 
 impl User {
     /// Whether it may come with another class.
     fn is_over(&self, n_replaced: u64) -> bool {
-        let Self { account, .. } = self;
+        let account = &self.account;
         // What it has computed counts for as long as the daemon runs, where that is bounded.
         let is_counted = account.used(Resource::Tokens) > 0 && account.limit(Resource::Tokens) < UNLIMITED;
-        self.n_replaced != n_replaced && Arc::strong_count(account) == 1 && !is_counted
+        self.class.n_replaced != Some(n_replaced) && Arc::strong_count(account) == 1 && !is_counted
     }
 }
 
@@ -63,30 +75,44 @@ impl Accounts {
             daemon: Account::new("daemon", budgets.daemon.budget(host_bytes.daemon), None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
-            classes: Live::new(classes),
-            n_replaced: AtomicU64::new(0),
+            classes: Live::new((classes, 0)),
             open: Mutex::default(),
         })
     }
 
     /// The class of an actor. For one that was never here its groups may have to be looked up, on a thread that may wait.
-    pub(crate) async fn class_of(&self, actor: Actor) -> Class {
+    pub(crate) async fn class_of(&self, actor: Actor) -> Found {
+        let live = self.classes.get();
+        let (classes, n_replaced) = &*live;
         let kept = {
-            let (open, n_replaced) = (self.open(), self.n_replaced.load(Ordering::Relaxed));
-            let user = open.users.get(&ActorId(actor.uid)).filter(|user| !user.is_over(n_replaced));
+            let open = self.open();
+            let user = open.users.get(&ActorId(actor.uid)).filter(|user| !user.is_over(*n_replaced));
             user.map(|user| user.class.clone())
         };
-        let classes = self.classes.get();
-        if let Some(class) = kept.or_else(|| classes.at_hand(actor)) {
-            return class;
+        let found = |class| Found { class, n_replaced: Some(*n_replaced) };
+        if let Some(found) = kept.or_else(|| classes.at_hand(actor).map(found)) {
+            return found;
         }
-        blocking(move || classes.look_up(actor)).await
+        let asked = live.clone();
+        let looked_up = tokio::time::timeout(PATIENCE, look_up(move || asked.0.look_up(actor))).await;
+        match looked_up.ok().flatten() {
+            Some(Ok(class)) => found(class),
+            missing => {
+                let error = missing.and_then(Result::err).map(|error| error.to_string());
+                tracing::warn!(
+                    uid = actor.uid,
+                    error,
+                    "the groups of a user cannot be looked up for its class"
+                );
+                Found { class: classes.by_connection(actor), n_replaced: None }
+            }
+        }
     }
 
-    /// Has other classes hold for users who come from now on.
+    /// Has other classes hold for users who come from now on. Called by one at a time.
     pub(crate) fn set_classes(&self, classes: Classes) {
-        self.classes.set(classes);
-        self.n_replaced.fetch_add(1, Ordering::Relaxed);
+        let n_replaced = self.classes.get().1;
+        self.classes.set((classes, n_replaced + 1));
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -95,19 +121,24 @@ impl Accounts {
 
     /// The class of a user that was here.
     pub(crate) fn class(&self, actor: ActorId) -> Option<Class> {
-        self.open().users.get(&actor).map(|user| user.class.clone())
+        self.open().users.get(&actor).map(|user| user.class.class.clone())
     }
 
     /// Opens the account of a session. The first session of a user brings its class.
-    pub(crate) fn begin_session(&self, actor: ActorId, session: SessionId, class: Class) -> Arc<Account> {
-        let n_replaced = self.n_replaced.load(Ordering::Relaxed);
+    pub(crate) fn begin_session(
+        &self,
+        actor: ActorId,
+        session: SessionId,
+        class: impl Into<Found>,
+    ) -> Arc<Account> {
+        let (class, n_replaced) = (class.into(), self.classes.get().1);
         let mut open = self.open();
         let Open { users, sessions } = &mut *open;
         users.retain(|other, user| *other != actor || !user.is_over(n_replaced));
         let user = users.entry(actor).or_insert_with(|| {
-            let (daemon, priority) = (Some(self.daemon.clone()), class.priority());
+            let (daemon, priority) = (Some(self.daemon.clone()), class.class.priority());
             let account = Account::with_priority(USER, self.user, daemon, priority);
-            User { account, class, n_replaced }
+            User { account, class }
         });
         let account = Account::new("session", self.session, Some(user.account.clone()));
         sessions.insert(session, account.clone());

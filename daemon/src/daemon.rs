@@ -331,7 +331,7 @@ impl Daemon {
         let guests_dir = config.guests_dir.clone();
         let accounts =
             Accounts::with_classes(&config.budgets, config.host_bytes(machine::memory_bytes()), classes);
-        let reload = Reload::new(config.clone(), permissions.clone(), accounts.clone());
+        let reload = Reload::new(config.clone(), permissions.clone(), accounts.clone(), shutdown.clone());
         let service = Arc::new(HostService::new(Parts {
             host,
             loader: loader.clone(),

@@ -10,7 +10,6 @@ use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 
 use crate::config::NameOrId;
 use crate::nearest::hint;
-use crate::session::Actor;
 
 /// What a number or a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,19 +118,6 @@ pub(crate) fn number(directory: &dyn Directory, kind: Kind, member: &NameOrId) -
             Err(NotKnown::Unknown { what, name, hint: near.to_string() })
         }
         Err(source) => Err(NotKnown::LookUp { what, name, source }),
-    }
-}
-
-/// The groups of an actor: those that the machine has for the user, and that of its connection where it knows no such user. So
-/// they do not depend on how a client was started. May wait for the machine's directory of users.
-pub(crate) fn groups_of(directory: &dyn Directory, actor: Actor) -> Vec<u32> {
-    match directory.groups_of(actor.uid) {
-        Ok(Some(gids)) => gids,
-        Ok(None) => vec![actor.gid],
-        Err(error) => {
-            tracing::warn!(uid = actor.uid, %error, "the groups of a user cannot be looked up");
-            vec![actor.gid]
-        }
     }
 }
 

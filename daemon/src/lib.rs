@@ -14,6 +14,7 @@ mod files;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod groups;
 pub mod guest;
 mod hub;
 pub mod ipc;

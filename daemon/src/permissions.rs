@@ -5,22 +5,20 @@
 //!   decides what one user may do and another may not.
 //! - The operator, root and the user that the daemon runs as, may do everything. What is theirs alone is [`Permission::Operate`],
 //!   which no configuration gives to anybody else.
-//! - Groups are looked up as those of classes are, and remembered for some seconds: whoever is taken out of one soon lacks what it gave.
-//! - Must not happen: a name that stands for nobody and is passed over; a look-up where the user by itself, or everybody, may.
+//! - Groups are those that the machine has for a user ([`Groups`]). Where it does not say, nobody is told that it lacks a permission,
+//!   but that it may try again.
+//! - Must not happen: a name that stands for nobody and is passed over; a look-up where the user by itself, or everybody, may, or no
+//!   group is named.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use trellis_wire::{ErrorBody, ErrorCode};
 
 use crate::config::{PermissionSettings, Who};
-use crate::directory::{Directory, Kind, Machine, NotKnown, groups_of, number};
+use crate::directory::{Directory, Kind, Machine, NotKnown, number};
+use crate::groups::Groups;
 use crate::session::Actor;
-use crate::tasks::blocking;
-
-/// How long the groups of a user are remembered.
-const GROUPS_TIME: Duration = Duration::from_secs(10);
 
 /// What somebody may do or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,19 +93,11 @@ struct Given {
     groups: HashSet<u32>,
 }
 
-/// The groups of a user, as they were a short while ago.
-#[derive(Debug)]
-struct Groups {
-    read: Instant,
-    gids: Arc<[u32]>,
-}
-
 /// Who may do what, and which groups users are in.
 #[derive(Debug)]
 pub(crate) struct Permissions {
     given: [Given; Permission::ALL.len()],
-    directory: Arc<dyn Directory>,
-    groups: Mutex<HashMap<Actor, Groups>>,
+    groups: Groups,
 }
 
 /// Whether an actor is root, or the user that the daemon runs as.
@@ -142,53 +132,53 @@ impl Permissions {
                 }
             }
         }
-        Ok(Self { given, directory, groups: Mutex::default() })
+        Ok(Self { given, groups: Groups::of_directory(directory) })
     }
 
     /// Says whether an actor may do that.
     ///
     /// # Errors
-    /// It may not: which permission it lacks, and who gives it.
+    /// It may not: which permission it lacks, and who gives it. Or that cannot be found out now.
     pub(crate) async fn check(&self, actor: Actor, permission: Permission) -> Result<(), ErrorBody> {
-        if self.has(actor, permission).await { Ok(()) } else { Err(lacks(actor, permission)) }
+        if self.has(actor, permission).await? { Ok(()) } else { Err(lacks(actor, permission)) }
     }
 
     /// Whether an actor may do that.
-    pub(crate) async fn has(&self, actor: Actor, permission: Permission) -> bool {
+    ///
+    /// # Errors
+    /// It depends on the actor's groups, which cannot be looked up now.
+    pub(crate) async fn has(&self, actor: Actor, permission: Permission) -> Result<bool, ErrorBody> {
+        match self.at_hand(actor, permission) {
+            Some(has) => Ok(has),
+            None => Ok(self.is_given(permission, &self.groups.of(actor.uid).await?)),
+        }
+    }
+
+    /// The names of all that an actor may do, by one look-up at most.
+    ///
+    /// # Errors
+    /// As [`Self::has`].
+    pub(crate) async fn names(&self, actor: Actor) -> Result<Vec<String>, ErrorBody> {
+        let depends = Permission::ALL.into_iter().any(|permission| self.at_hand(actor, permission).is_none());
+        let gids = if depends { self.groups.of(actor.uid).await? } else { Arc::default() };
+        let has = |permission: &Permission| {
+            self.at_hand(actor, *permission).unwrap_or_else(|| self.is_given(*permission, &gids))
+        };
+        Ok(Permission::ALL.into_iter().filter(has).map(|permission| permission.name().to_owned()).collect())
+    }
+
+    /// Whether an actor may do that, unless it depends on its groups.
+    fn at_hand(&self, actor: Actor, permission: Permission) -> Option<bool> {
         let given = &self.given[permission as usize];
         if is_operator(actor) || given.everybody || given.users.contains(&actor.uid) {
-            return true;
+            return Some(true);
         }
-        !given.groups.is_empty() && self.groups_of(actor).await.iter().any(|gid| given.groups.contains(gid))
+        given.groups.is_empty().then_some(false)
     }
 
-    /// The names of all that an actor may do.
-    pub(crate) async fn names(&self, actor: Actor) -> Vec<String> {
-        let mut names = Vec::new();
-        for permission in Permission::ALL {
-            if self.has(actor, permission).await {
-                names.push(permission.name().to_owned());
-            }
-        }
-        names
-    }
-
-    async fn groups_of(&self, actor: Actor) -> Arc<[u32]> {
-        if let Some(Groups { gids, .. }) = self.known(Instant::now()).get(&actor) {
-            return gids.clone();
-        }
-        let directory = self.directory.clone();
-        let gids: Arc<[u32]> = blocking(move || groups_of(&*directory, actor)).await.into();
-        let read = Instant::now();
-        self.known(read).insert(actor, Groups { read, gids: gids.clone() });
-        gids
-    }
-
-    /// What is remembered and not too old.
-    fn known(&self, now: Instant) -> MutexGuard<'_, HashMap<Actor, Groups>> {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.retain(|_, Groups { read, .. }| now.saturating_duration_since(*read) < GROUPS_TIME);
-        groups
+    /// Whether one of these groups may do that.
+    fn is_given(&self, permission: Permission, gids: &[u32]) -> bool {
+        gids.iter().any(|gid| self.given[permission as usize].groups.contains(gid))
     }
 }
 
@@ -220,7 +210,7 @@ mod tests {
     }
 
     async fn names(permissions: &Permissions, uid: u32, gid: u32) -> Vec<String> {
-        permissions.names(Actor { uid, gid }).await
+        permissions.names(Actor { uid, gid }).await.expect("the village answers")
     }
 
     #[tokio::test]
@@ -228,8 +218,8 @@ mod tests {
         let permissions = Permissions::of(&PermissionSettings::default()).expect("there are no names in it");
         assert_eq!(names(&permissions, u32::MAX - 9, 7).await, ["run", "upload"]);
         assert_eq!(names(&permissions, 0, 7).await, EVERYTHING);
-        assert_eq!(permissions.names(Actor::this_process()).await, EVERYTHING);
-        assert!(permissions.groups.lock().expect("nothing panicked").is_empty(), "nothing was looked up");
+        assert_eq!(permissions.names(Actor::this_process()).await.expect("at hand"), EVERYTHING);
+        assert!(permissions.groups.is_empty(), "nothing was looked up");
     }
 
     #[tokio::test]
@@ -239,10 +229,15 @@ mod tests {
         let permissions = permissions(text).expect("all are known");
         assert_eq!(names(&permissions, 1, 99).await, ["run", "upload", "load", "see_others"]);
         assert_eq!(names(&permissions, 2, 99).await, ["run", "see_others"]);
-        // The machine knows no such users: the groups of their connections count; as where it does not answer.
-        assert_eq!(names(&permissions, 7, 11).await, ["upload", "load", "see_others"]);
-        assert_eq!(names(&permissions, 7, 99).await, ["upload", "see_others"]);
-        assert_eq!(names(&permissions, 3, 10).await, ["run", "see_others"]);
+        // The machine knows no such user: the group of its connection gives nothing.
+        assert_eq!(names(&permissions, 7, 11).await, ["upload", "see_others"]);
+        // And where it does not answer, it is not said that a user may not.
+        let silent = Actor { uid: 3, gid: 10 };
+        assert!(permissions.names(silent).await.expect_err("it does not say").code.is_retryable());
+        let error = permissions.check(silent, Permission::Run).await.expect_err("it does not say");
+        assert!(error.code.is_retryable(), "{error:?}");
+        assert!(permissions.has(silent, Permission::SeeOthers).await.expect("everybody may"));
+        assert!(!permissions.has(silent, Permission::StopOthers).await.expect("nobody may"));
     }
 
     #[tokio::test]

@@ -7,9 +7,11 @@
 //!   asked next is held to the new. All else waits: it says how memory and devices were laid out when the daemon started.
 //! - Must not happen: some of a file that is applied, where another part of it is wrong; a change that is not told.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 use trellis_wire::{ReloadInfo, SettingChange};
 
 use crate::accounts::Accounts;
@@ -43,6 +45,12 @@ pub enum ReloadError {
     /// There is nothing to be read.
     #[error("this daemon has its configuration from no file")]
     NoOrigin,
+    /// The daemon is about to go down.
+    #[error("the daemon is about to go down")]
+    Ending,
+    /// The daemon itself failed over it.
+    #[error("it could not be read again: the daemon failed over it, which is a defect")]
+    Panicked,
     /// It is wrong by itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -59,6 +67,7 @@ pub(crate) struct Reload {
     permissions: Arc<Live<Permissions>>,
     accounts: Arc<Accounts>,
     sessions: OnceLock<Weak<Sessions<HostService>>>,
+    shutdown: CancellationToken,
 }
 
 impl Reload {
@@ -66,6 +75,7 @@ impl Reload {
         config: Config,
         permissions: Arc<Live<Permissions>>,
         accounts: Arc<Accounts>,
+        shutdown: CancellationToken,
     ) -> Arc<Self> {
         Arc::new(Self {
             origin: OnceLock::new(),
@@ -74,6 +84,7 @@ impl Reload {
             permissions,
             accounts,
             sessions: OnceLock::new(),
+            shutdown,
         })
     }
 
@@ -103,12 +114,23 @@ impl Reload {
         blocking(move || {
             let _turn = this.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let origin = this.origin.get().ok_or(ReloadError::NoOrigin)?;
+            if this.is_ending() {
+                return Err(ReloadError::Ending);
+            }
             origin.begins();
-            let outcome = this.take(&**origin);
+            // What has begun is said to have ended, come what may.
+            let outcome = catch_unwind(AssertUnwindSafe(|| this.take(&**origin)));
+            let outcome = outcome.unwrap_or(Err(ReloadError::Panicked));
             origin.ends(&outcome, &this.running());
             outcome
         })
         .await
+    }
+
+    /// Whether the daemon takes on nothing more.
+    fn is_ending(&self) -> bool {
+        let sessions = self.sessions.get().and_then(Weak::upgrade);
+        self.shutdown.is_cancelled() || sessions.is_some_and(|sessions| sessions.is_draining())
     }
 
     fn take(&self, origin: &dyn Origin) -> Result<ReloadInfo, ReloadError> {
@@ -209,5 +231,44 @@ mod tests {
         assert!(differences(&next, &again).is_empty());
         assert_eq!(names(&differences(&again, &wanted)), ["kv_bytes", "limits.cpu_ms"]);
         assert!(differences(&again, &config("kv_bytes = 1").with_live_of(&wanted)).is_empty());
+    }
+
+    /// An origin that panics.
+    #[derive(Default)]
+    struct Broken {
+        said: Mutex<Vec<String>>,
+    }
+
+    impl Origin for Broken {
+        fn read(&self) -> Result<Config, ConfigError> {
+            panic!("an injected panic")
+        }
+
+        fn begins(&self) {
+            self.said.lock().expect("nothing panicked").push("begins".to_owned());
+        }
+
+        fn ends(&self, outcome: &Result<ReloadInfo, ReloadError>, _config: &Config) {
+            let error = outcome.as_ref().expect_err("it panics").to_string();
+            self.said.lock().expect("nothing panicked").push(error);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_begun_ends_and_nothing_begins_at_the_end() {
+        let permissions = Permissions::of(&config("").permissions).expect("there are no names in it");
+        let accounts = Accounts::new(&config("").budgets, 1 << 30);
+        let shutdown = CancellationToken::new();
+        let reload = Reload::new(config(""), Arc::new(Live::new(permissions)), accounts, shutdown.clone());
+        let broken = Arc::new(Broken::default());
+        reload.set_origin(broken.clone());
+        for _ in 0..2 {
+            assert!(matches!(reload.reload().await, Err(ReloadError::Panicked)));
+        }
+        shutdown.cancel();
+        assert!(matches!(reload.reload().await, Err(ReloadError::Ending)));
+        let said = broken.said.lock().expect("nothing panicked");
+        assert_eq!(said.len(), 4, "{said:?}");
+        assert!(said[0] == "begins" && said[1].contains("a defect"), "{said:?}");
     }
 }

@@ -11,6 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use trellis_engine::account::Priority;
 use trellis_wire::ClassInfo;
 
 use crate::config::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, WrongClass, classes};
-use crate::directory::{Directory, Kind, Machine, NotKnown, groups_of, number};
+use crate::directory::{Directory, Kind, Machine, NotKnown, number};
 use crate::session::Actor;
 
 /// A class of users.
@@ -147,12 +148,26 @@ impl Classes {
     }
 
     /// The class of an actor. May wait for the machine's directory of users.
-    pub(crate) fn look_up(&self, actor: Actor) -> Class {
-        self.at_hand(actor).unwrap_or_else(|| self.of_groups(actor))
+    ///
+    /// # Errors
+    /// The directory does not answer.
+    pub(crate) fn look_up(&self, actor: Actor) -> io::Result<Class> {
+        if let Some(class) = self.at_hand(actor) {
+            return Ok(class);
+        }
+        // What the machine has for the user, so that it does not depend on how a client was started.
+        Ok(match self.directory.groups_of(actor.uid)? {
+            Some(gids) => self.of_groups(&gids),
+            None => self.by_connection(actor),
+        })
     }
 
-    fn of_groups(&self, actor: Actor) -> Class {
-        let gids = groups_of(&*self.directory, actor);
+    /// The class of an actor as its connection has it, where the machine says nothing of the user's groups.
+    pub(crate) fn by_connection(&self, actor: Actor) -> Class {
+        self.at_hand(actor).unwrap_or_else(|| self.of_groups(&[actor.gid]))
+    }
+
+    fn of_groups(&self, gids: &[u32]) -> Class {
         let mut classes = self.groups.iter();
         classes.find(|(gid, _)| gids.contains(gid)).map_or(&self.default, |(_, class)| class).clone()
     }

@@ -215,7 +215,15 @@ impl Signals {
 /// Whether the process has a terminal that it is controlled from. One that has hung up is none.
 #[cfg(unix)]
 fn has_terminal() -> bool {
-    std::fs::File::open("/dev/tty").is_ok()
+    std::fs::File::open("/dev/tty").map_or_else(|error| !is_gone(&error), |_| true)
+}
+
+/// Whether that the terminal cannot be opened means that it is gone. Else it may well be there, as where files are used up: a daemon
+/// is not to end for that.
+#[cfg(unix)]
+fn is_gone(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::NXIO | Errno::IO))
 }
 
 /// Whether the process was started with a signal ignored; watching for it would undo that. Where the system does not tell, it
@@ -253,5 +261,25 @@ impl Signals {
 
     async fn second(&mut self) {
         self.0.recv().await;
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_gone_only_where_the_system_says_so() {
+        for (errno, gone) in [
+            (Errno::NXIO, true),
+            (Errno::IO, true),
+            (Errno::MFILE, false),
+            (Errno::NFILE, false),
+            (Errno::NOENT, false),
+        ] {
+            assert_eq!(is_gone(&errno.into()), gone, "{errno:?}");
+        }
     }
 }

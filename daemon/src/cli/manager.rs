@@ -25,6 +25,8 @@ const EXTENSION: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Manager {
     loading: Mutex<Option<Loading>>,
+    /// Held while something is said; whether that was that the daemon ends, after which nothing of a reload is.
+    ends: Mutex<bool>,
 }
 
 /// A load, from its first message on.
@@ -65,25 +67,42 @@ impl Manager {
     /// The daemon reads its configuration again; what comes of that is said by [`Self::has_reloaded`].
     pub(super) fn reloads(&self) {
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => say(&[NotifyState::Reloading, now]),
+            Ok(now) => self.say_while_it_serves(&[NotifyState::Reloading, now]),
             Err(error) => tracing::warn!(%error, "the service manager is not told of the reload"),
         }
     }
 
     /// The daemon serves on, as the configuration says or as it did.
     pub(super) fn has_reloaded(&self, status: &str) {
-        say(&[NotifyState::Ready, NotifyState::Status(status)]);
+        self.say_while_it_serves(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
+    fn say_while_it_serves(&self, states: &[NotifyState<'_>]) {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*ends {
+            say(states);
+        }
+    }
+
+    fn say_that_it_ends(&self, states: &[NotifyState<'_>]) {
+        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        *ends = true;
+        say(states);
     }
 
     /// The daemon lets what runs come to its end, which takes so long at most.
     pub(super) fn drains(&self, time: Duration, status: &str) {
         let time = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        say(&[NotifyState::Stopping, NotifyState::Status(status), NotifyState::ExtendTimeoutUsec(time)]);
+        self.say_that_it_ends(&[
+            NotifyState::Stopping,
+            NotifyState::Status(status),
+            NotifyState::ExtendTimeoutUsec(time),
+        ]);
     }
 
     /// The daemon comes to its end.
     pub(super) fn ends(&self, status: &str) {
-        say(&[NotifyState::Stopping, NotifyState::Status(status)]);
+        self.say_that_it_ends(&[NotifyState::Stopping, NotifyState::Status(status)]);
     }
 }
 

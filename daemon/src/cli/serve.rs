@@ -116,25 +116,45 @@ impl Origin for Settings {
     fn ends(&self, outcome: &Result<ReloadInfo, ReloadError>, config: &Config) {
         let said = match outcome {
             Ok(info) => {
+                let (n_changed, n_waiting) = (info.changed.len(), info.waiting.len());
+                format!("serving; read again: {n_changed} settings changed, {n_waiting} wait for a restart")
+            }
+            Err(ReloadError::Panicked) => "serving; the configuration could not be read again".to_owned(),
+            Err(_) => "serving; the configuration is wrong and was not read again".to_owned(),
+        };
+        // After what is logged, and also where that fails.
+        let _told = Told { manager: &self.manager, said };
+        match outcome {
+            Ok(info) => {
                 // First: what is said of it is logged as it says.
                 if let Some(set_log) = self.set_log.get() {
                     set_log(&config.log);
                 }
-                for SettingChange { name, before, after } in &info.changed {
-                    tracing::info!(setting = name, before, after, "changed");
+                // Not the values, which may be secrets, as in the settings of a policy.
+                for SettingChange { name, .. } in &info.changed {
+                    tracing::info!(setting = name, "changed");
                 }
-                for SettingChange { name, before, after } in &info.waiting {
-                    tracing::warn!(setting = name, before, after, "waits for a restart");
+                for SettingChange { name, .. } in &info.waiting {
+                    tracing::warn!(setting = name, "waits for a restart");
                 }
-                let (n_changed, n_waiting) = (info.changed.len(), info.waiting.len());
-                format!("serving; read again: {n_changed} settings changed, {n_waiting} wait for a restart")
             }
+            Err(error @ ReloadError::Panicked) => tracing::error!(%error, "nothing has changed"),
             Err(error) => {
                 tracing::error!(%error, "the configuration is wrong, and nothing of it has changed");
-                "serving; the configuration is wrong and was not read again".to_owned()
             }
-        };
-        self.manager.has_reloaded(&said);
+        }
+    }
+}
+
+/// Tells the service manager what has come of a reload when it is dropped.
+struct Told<'a> {
+    manager: &'a Manager,
+    said: String,
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.manager.has_reloaded(&self.said);
     }
 }
 
@@ -252,8 +272,10 @@ fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
 async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
     loop {
         hang_ups.next().await;
-        // What has come of it is in the log.
-        let _ = daemon.reload().await;
+        // What has come of it is in the log, where it was begun.
+        if let Err(ReloadError::Ending) = daemon.reload().await {
+            tracing::info!("the configuration is not read again: the daemon is about to go down");
+        }
     }
 }
 

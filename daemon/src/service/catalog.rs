@@ -77,16 +77,16 @@ impl Catalog {
         if !is_declared || device.is_some() {
             self.permissions.get().check(actor, Permission::Load).await?;
         }
-        let may_load = self.permissions.get().has(actor, Permission::Load).await;
-        let fit = self.loader.fit(choice, device).await.map_err(|error| match may_load {
-            true => errors::not_loaded(&error),
-            // Where files are, and what is wrong with them, is for who may load any.
-            false => {
-                let code = errors::not_loaded(&error).code;
-                ErrorBody::new(code, "the model cannot be loaded; the operator may ask why").about("model")
-            }
-        })?;
-        Ok(info(fit))
+        let error = match self.loader.fit(choice, device).await {
+            Ok(fit) => return Ok(info(fit)),
+            Err(error) => errors::not_loaded(&error),
+        };
+        // Where files are, and what is wrong with them, is for who may load any.
+        if self.permissions.get().has(actor, Permission::Load).await.unwrap_or(false) {
+            return Err(error);
+        }
+        let message = "the model cannot be loaded; the operator may ask why";
+        Err(ErrorBody::new(error.code, message).about("model"))
     }
 }
 

@@ -76,6 +76,8 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
 pub(super) fn not_reloaded(error: &ReloadError) -> ErrorBody {
     let code = match error {
         ReloadError::NoOrigin => ErrorCode::Unsupported,
+        ReloadError::Ending => ErrorCode::ShuttingDown,
+        ReloadError::Panicked => ErrorCode::Internal,
         ReloadError::Config(_) | ReloadError::Daemon(_) => ErrorCode::InvalidConfiguration,
     };
     ErrorBody::new(code, format!("{error}; nothing has changed"))

@@ -95,7 +95,7 @@ impl HostService {
         let Parts { host, loader, guests_dir, accounts, permissions, reload, shutdown, started } = parts;
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
-            registry: Registry::new(guests_dir),
+            registry: Registry::new(guests_dir, host.limits().component_bytes as u64),
             catalog: Catalog::new(loader.clone(), permissions.clone()),
             accounts,
             permissions,
@@ -376,8 +376,11 @@ impl Service for HostService {
     }
 
     async fn guests(&self, actor: Actor) -> Result<Vec<GuestInfo>, ErrorBody> {
-        let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await;
-        let guests = self.host.guests().into_iter();
+        let guests = self.host.guests();
+        let are_of_others = guests.iter().any(|guest| guest.actor != ActorId(actor.uid));
+        // Only where it matters: it may take a look-up.
+        let sees_others = are_of_others && self.permissions.get().has(actor, Permission::SeeOthers).await?;
+        let guests = guests.into_iter();
         let guests = guests.filter(|guest| sees_others || guest.actor == ActorId(actor.uid));
         let info = guests.map(|guest| GuestInfo {
             guest_id: guest.id.0,
@@ -441,7 +444,8 @@ impl Service for HostService {
             // Where files are is for the operator, and may be said there.
             last_failure: news.last_failure().filter(|_| is_operator(actor)),
             class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
-            permissions: Some(self.permissions.get().names(actor).await),
+            // All else is said also where the machine does not say who is in which group.
+            permissions: self.permissions.get().names(actor).await.ok(),
             isolation: Some(self.host.isolation().name().to_owned()),
             policy: self.loader.policy().map(|policy| match is_operator(actor) {
                 true => policy.shown(),
@@ -475,7 +479,7 @@ impl Service for HostService {
         crate::limits::set_memory(&mut limits, config, machine::memory_bytes());
         let is_cpu = listing.devices().iter().all(|device| device.device == String::from(Device::Cpu));
         crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
-        let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await;
+        let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await?;
         let limits = limits.into_iter().map(|limit| {
             let Share { user, all } = in_use.of(&limit.name);
             let mut info = LimitInfo::from(limit);
@@ -489,9 +493,13 @@ impl Service for HostService {
     }
 
     async fn stop(&self, actor: Actor, guest_id: u64) -> Result<(), ErrorBody> {
-        let stops_others = self.permissions.get().has(actor, Permission::StopOthers).await;
-        let owner = (!stops_others).then_some(ActorId(actor.uid));
-        self.host.stop(GuestId(guest_id), owner).map_err(|error| errors::refused(&error))
+        let id = GuestId(guest_id);
+        // One's own guests are stopped whatever the machine says of one's groups.
+        let Err(error) = self.host.stop(id, Some(ActorId(actor.uid))) else { return Ok(()) };
+        if !self.permissions.get().has(actor, Permission::StopOthers).await? {
+            return Err(errors::refused(&error));
+        }
+        self.host.stop(id, None).map_err(|error| errors::refused(&error))
     }
 
     async fn reload(&self, actor: Actor) -> Result<ReloadInfo, ErrorBody> {

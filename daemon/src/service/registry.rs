@@ -22,8 +22,9 @@ const RECENT: Duration = Duration::from_secs(1);
 
 pub(super) struct Registry {
     folder: Option<PathBuf>,
-    /// Held by who looks for a program by its hash.
-    hashed: tokio::sync::Mutex<()>,
+    component_bytes_max: u64,
+    /// When files were last read for a hash that was not known. Held by who reads them.
+    hashed: tokio::sync::Mutex<Option<Instant>>,
     /// The names, and when they were read.
     listed: tokio::sync::Mutex<Option<(Instant, Arc<[String]>)>>,
     /// The hashes of those that were read, as they were then.
@@ -74,9 +75,10 @@ fn is_not_there(error: &io::Error) -> bool {
 }
 
 impl Registry {
-    pub(super) fn new(folder: Option<PathBuf>) -> Self {
+    pub(super) fn new(folder: Option<PathBuf>, component_bytes_max: u64) -> Self {
         Self {
             folder,
+            component_bytes_max,
             hashed: tokio::sync::Mutex::default(),
             listed: tokio::sync::Mutex::default(),
             known: Mutex::default(),
@@ -100,21 +102,37 @@ impl Registry {
         Ok(Named { name: name.to_owned(), path, stamp, hash })
     }
 
-    /// The name of a program with this hash.
+    /// The name of a program with this hash. Files that have come or changed are read for it by one at a time, and however often
+    /// a hash is asked for that none has, no more often than once in [`RECENT`]: they may be large.
     pub(super) async fn name_of(&self, hash: &blake3::Hash) -> Option<String> {
-        // By one at a time: what nobody has read yet is read here.
-        let _turn = self.hashed.lock().await;
-        for name in self.recent_names().await.ok()?.iter() {
-            let Ok(named) = self.find(name).await else { continue };
-            let found = match named.hash {
-                Some(found) => found,
-                None if self.read(&named).await.is_err() => continue,
-                None => match self.known().get(name) {
-                    Some((_, found)) => *found,
-                    None => continue,
-                },
-            };
-            if found == *hash {
+        let names = self.recent_names().await.ok()?;
+        if let Some(name) = self.known_name_of(hash, &names).await {
+            return Some(name);
+        }
+        let mut hashed = self.hashed.lock().await;
+        // Who was here before may have read it.
+        let found = self.known_name_of(hash, &names).await;
+        if found.is_some() || hashed.is_some_and(|read| read.elapsed() < RECENT) {
+            return found;
+        }
+        for name in names.iter() {
+            // One that is too large runs for nobody, and one that cannot be read is none of these.
+            if let Ok(named) = self.find(name).await
+                && named.hash.is_none()
+                && named.n_bytes() <= self.component_bytes_max
+            {
+                let _ = self.read(&named).await;
+            }
+        }
+        *hashed = Some(Instant::now());
+        self.known_name_of(hash, &names).await
+    }
+
+    /// The one of these programs that was read before, has not changed, and has this hash.
+    async fn known_name_of(&self, hash: &blake3::Hash, names: &[String]) -> Option<String> {
+        let known = |name: &&String| self.known().get(*name).is_some_and(|(_, of)| of == hash);
+        for name in names.iter().filter(known) {
+            if self.find(name).await.is_ok_and(|named| named.hash == Some(*hash)) {
                 return Some(name.clone());
             }
         }
@@ -202,7 +220,7 @@ mod tests {
         let guests = folder.path().join("guests");
         std::fs::create_dir(&guests).expect("made");
         std::fs::write(folder.path().join("outside.wasm"), b"x").expect("written");
-        let registry = Registry::new(Some(guests.clone()));
+        let registry = Registry::new(Some(guests.clone()), 5);
         let refused = |name: &'static str| {
             let found = registry.find(name);
             async move {
@@ -225,6 +243,16 @@ mod tests {
         tokio::time::sleep(RECENT).await;
         assert_eq!(registry.name_of(&blake3::hash(b"chat")).await.as_deref(), Some("chat"));
         assert_eq!(registry.name_of(&blake3::hash(b"other")).await, None);
+        // Files are read for that now and then, and none that is larger than a component may be.
+        std::fs::write(guests.join("late.wasm"), b"late").expect("written");
+        std::fs::write(guests.join("large.wasm"), b"larger").expect("written");
+        tokio::time::sleep(RECENT).await;
+        assert_eq!(registry.name_of(&blake3::hash(b"late")).await.as_deref(), Some("late"));
+        assert_eq!(registry.name_of(&blake3::hash(b"larger")).await, None);
+        assert!(registry.find("large").await.expect("it is there").hash.is_none());
+        for name in ["late.wasm", "large.wasm"] {
+            std::fs::remove_file(guests.join(name)).expect("removed");
+        }
         assert_eq!(registry.names().await, ["chat"]);
         std::fs::remove_file(guests.join("chat.wasm")).expect("removed");
         assert!(registry.names().await.is_empty() && registry.known().is_empty());

@@ -161,6 +161,11 @@ impl<S: Service> Sessions<S> {
         self.work.len()
     }
 
+    /// Whether no more of these are taken on.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
     /// Resolves once no more of these are taken on.
     pub(crate) async fn drains(&self) {
         self.draining.cancelled().await;

@@ -107,7 +107,12 @@ impl Desk {
         mut chunks: mpsc::UnboundedReceiver<Vec<u8>>,
     ) -> Result<(), ErrorBody> {
         let (actor, hash) = (self.actor, upload.hash);
-        service.may_upload(actor).await?;
+        // It may take long to find out; what comes meanwhile is nobody's to keep.
+        tokio::select! {
+            biased;
+            may = service.may_upload(actor) => may?,
+            Some(_) = chunks.recv() => return Err(unwanted()),
+        }
         let waiting = self.uploads.enter(actor, hash)?;
         let permit = tokio::select! {
             biased;
@@ -116,10 +121,7 @@ impl Desk {
                 Ok(WaitOutcome::Stored) => return Ok(()),
                 Err(_) => unreachable!("the queue keeps who waits until it has answered"),
             },
-            Some(_) = chunks.recv() => {
-                let message = "the bytes of an upload come after the daemon has said that it wants them";
-                return Err(ErrorBody::new(ErrorCode::InvalidArgument, message).about("chunk"));
-            }
+            Some(_) = chunks.recv() => return Err(unwanted()),
         };
         if service.has_component(actor, &hash) {
             permit.stored();
@@ -156,4 +158,10 @@ impl Desk {
         let message = format!("no bytes of the upload have come for {limit_ms} ms");
         ErrorBody::new(ErrorCode::LimitExceeded, message).about("upload idle ms").with_limit(limit_ms)
     }
+}
+
+/// The error of bytes that come too early.
+fn unwanted() -> ErrorBody {
+    let message = "the bytes of an upload come after the daemon has said that it wants them";
+    ErrorBody::new(ErrorCode::InvalidArgument, message).about("chunk")
 }

@@ -132,6 +132,11 @@ async fn bytes_of_an_upload_come_when_they_are_wanted() {
     upload(&mut two, 1, hash(b"de"), 2, &[b"d"]).await;
     let error = two.end().await.1.unwrap_err();
     assert_eq!((error.code, error.name.as_deref()), (ErrorCode::InvalidArgument, Some("chunk")));
+    // Nor before the daemon knows whether the user may.
+    world.fake.is_at_a_loss.store(true, Ordering::SeqCst);
+    upload(&mut two, 2, hash(b"de"), 2, &[b"d"]).await;
+    let error = two.end().await.1.unwrap_err();
+    assert_eq!((error.code, error.name.as_deref()), (ErrorCode::InvalidArgument, Some("chunk")));
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ use crate::session::{
 pub(crate) struct Fake {
     pub(crate) components: Mutex<HashMap<ComponentHash, Bytes>>,
     pub(crate) n_stored: AtomicUsize,
+    /// Whether it never finds out who may upload.
+    pub(crate) is_at_a_loss: AtomicBool,
     pub(crate) stop_reasons: Arc<Mutex<Vec<StopReason>>>,
     /// What a request to shut down cancels; without it, no client may.
     pub(crate) shutdown: OnceLock<CancellationToken>,
@@ -160,6 +162,13 @@ impl Service for Fake {
             let _ = reason_sender.send(reason);
         });
         Ok(RunningGuest { guest_id, end, stop })
+    }
+
+    async fn may_upload(&self, _: Actor) -> Result<(), ErrorBody> {
+        match self.is_at_a_loss.load(Ordering::SeqCst) {
+            true => std::future::pending().await,
+            false => Ok(()),
+        }
     }
 
     async fn store_component(&self, _: Actor, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
