@@ -391,6 +391,8 @@ impl Config {
             ("sessions.n_connections", Some(self.sessions.n_connections), 1, "at least 1"),
             ("sessions.n_connections_per_s", Some(self.sessions.n_connections_per_s), 1, "at least 1"),
             ("sessions.n_requests", Some(self.sessions.n_requests), 1, "at least 1"),
+            ("sessions.n_uploads", Some(self.sessions.n_uploads), 1, "at least 1"),
+            ("sessions.hello_ms", usize::try_from(self.sessions.hello_ms).ok(), 1, "at least 1"),
         ];
         for (field, value, least, expected) in least {
             if let Some(value) = value.filter(|&value| value < least) {

@@ -96,6 +96,11 @@ impl Settings {
 
 impl Origin for Settings {
     fn read(&self) -> Result<Config, ConfigError> {
+        if self.set_log.get().is_some()
+            && let Some(path) = &self.file
+        {
+            check_regular(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        }
         let mut config = self.file.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
         if !self.models.is_empty() {
             config.models.clone_from(&self.models);
@@ -155,6 +160,14 @@ struct Told<'a> {
 impl Drop for Told<'_> {
     fn drop(&mut self) {
         self.manager.has_reloaded(&self.said);
+    }
+}
+
+/// Whether what is read again can be: a pipe, from which a start may read, has nothing more to give, and who reads it waits.
+fn check_regular(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path)?.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
     }
 }
 
