@@ -6,9 +6,11 @@ pub(crate) mod classes;
 mod example;
 mod file;
 mod isolation;
+mod seen;
 mod settings;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -24,6 +26,7 @@ pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANK
 pub(crate) use self::example::example;
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
+pub use self::seen::LogFormat;
 use crate::guest::{COMPILE_BYTES_LEAST, GuestLimits, OWN_BYTES, PolicySettings};
 use crate::limits::SetByFile;
 use crate::session::SessionLimits;
@@ -91,6 +94,13 @@ pub struct Config {
     pub isolation: Isolation,
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,
+    /// Where the daemon answers Prometheus, as `127.0.0.1:9464`: its metrics, of all users together, are at `/metrics` there. Only a
+    /// loopback address, as who asks is not known; nowhere when absent.
+    pub metrics_listen: Option<SocketAddr>,
+    /// What the log is: `text` or `json` for lines on standard error, or `journald` for entries of systemd's journal with their fields.
+    pub log_format: LogFormat,
+    /// Bytes of the newest lines of the log that are kept in memory, for `trellis logs`.
+    pub log_bytes: usize,
     /// What a guest may use.
     pub limits: GuestLimits,
     /// What all guests of a session, of a user and of the daemon may use together.
@@ -287,6 +297,9 @@ impl Default for Config {
             compile_exe: None,
             isolation: Isolation::default(),
             on_device_failure: OnDeviceFailure::default(),
+            metrics_listen: None,
+            log_format: LogFormat::default(),
+            log_bytes: 256 << 10,
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
             sessions: SessionLimits::default(),
@@ -343,6 +356,14 @@ pub enum ConfigError {
         /// The range.
         expected: String,
     },
+    /// An address for metrics that is not only for this machine.
+    #[error(
+        "metrics_listen is {address}, which other machines reach: expected a loopback address, as 127.0.0.1:9464"
+    )]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
     /// Settings for a policy that there is none of.
     #[error("policy.settings has {names}, and policy.component names no policy that they would be for")]
     NoPolicy {
@@ -395,6 +416,7 @@ impl Config {
                 return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
             }
         }
+        seen::check(self.metrics_listen)?;
         let PolicySettings { component, settings, .. } = &self.policy;
         if component.is_none() && !settings.is_empty() {
             let names = settings.keys().map(String::as_str).collect::<Vec<_>>().join(", ");

@@ -1,7 +1,7 @@
 //! `trellis serve`: the daemon, in the foreground.
 
 use std::convert::Infallible;
-use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,10 +19,12 @@ use super::interrupt::Interrupts;
 use super::manager::{self, Manager};
 use super::output::{self, Format};
 use super::status::loading;
-use crate::config::{Config, Device, DtypeChoice};
+use crate::config::{Config, Device, DtypeChoice, LogFormat};
 use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
 use crate::descriptors;
 use crate::ipc::{Listener, StartNote};
+use crate::logs;
+use crate::metrics::Endpoint;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,6 +76,9 @@ struct Ready {
     dtype: String,
     models: Vec<String>,
     socket: PathBuf,
+    /// Where metrics are, over HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
     took_ms: u64,
 }
 
@@ -89,7 +94,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // Daemons that serve nobody else keep nothing.
     config.state_dir = config.state_dir.or_else(usual_state_dir);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
-    start_logging(&log);
+    let filter = EnvFilter::try_new(&log).expect("the filter was checked with the command line");
+    logs::start(filter, config.log_format, config.log_bytes)
+        .map_err(CliError::io("reach journald, to which log_format sends the log"))?;
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit of open files stays as low as it was");
     }
@@ -115,11 +122,16 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
             Listener::bind(&socket, directory_mode(&socket))?
         }
     };
+    let endpoint = match config.metrics_listen {
+        Some(address) => Some(listen_for_metrics(address).await?),
+        None => None,
+    };
     let socket = listener.path().to_owned();
     let manager = Arc::new(Manager::default());
     let told = manager.clone();
     let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
-    let starting = connect::start_told(&config, format, move |progress| {
+    let words = Words { format, is_text: config.log_format == LogFormat::Text };
+    let starting = connect::start_told(&config, words.format_of_progress(), move |progress| {
         told.loads(progress);
         note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
     });
@@ -131,6 +143,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         dtype: model.as_ref().map(|model| model.weights().dtype.name().to_owned()).unwrap_or_default(),
         models: config.models,
         socket,
+        metrics: endpoint.as_ref().map(|(_, address)| *address),
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
     };
     let serving = match &model {
@@ -143,13 +156,22 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     });
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
-        Format::Text => output::remark(&format!(
-            "trellis: ready in {} ms: {serving}, listening on {}",
+        Format::Text => words.say(&format!(
+            "ready in {} ms: {serving}, listening on {}",
             ready.took_ms,
             ready.socket.display()
         )),
     }
 
+    if let Some((endpoint, address)) = endpoint {
+        tracing::info!(%address, "metrics are read over HTTP");
+        let sessions = daemon.sessions().clone();
+        let read = move || {
+            let sessions = sessions.clone();
+            async move { sessions.metrics().await.ok() }
+        };
+        tokio::spawn(endpoint.serve(read, daemon.shutdown().clone()));
+    }
     let (ending, ends) = (daemon.shutdown().clone(), manager.clone());
     tokio::spawn(async move {
         ending.cancelled().await;
@@ -158,10 +180,36 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     tokio::select! {
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
-        never = leave(&daemon, &interrupts, &manager, format) => match never {},
+        never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
-    output::note(format, "stopped");
+    words.say("stopped");
     Ok(())
+}
+
+/// How the daemon says what it is at, beside its log.
+#[derive(Clone, Copy)]
+struct Words {
+    format: Format,
+    /// Whether the log is text, beside which a remark may stand; it is a line of any other log.
+    is_text: bool,
+}
+
+impl Words {
+    fn say(self, line: &str) {
+        match (self.format, self.is_text) {
+            (Format::Text, true) => {
+                output::note(self.format, line);
+                logs::keep(&format!("trellis: {line}"));
+            }
+            (_, false) => tracing::info!("{line}"),
+            (Format::Json, true) => {}
+        }
+    }
+
+    /// Nothing but lines of the log stands between those.
+    fn format_of_progress(self) -> Format {
+        if self.is_text { self.format } else { Format::Json }
+    }
 }
 
 /// Says for `trellis status` how far the start is, where that has changed.
@@ -184,17 +232,14 @@ fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
 const END_TIME: Duration = Duration::from_secs(60);
 
 /// Has the daemon end once it is told to, after what it is at.
-async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, format: Format) -> Infallible {
+async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, words: Words) -> Infallible {
     let second = interrupts.second();
     interrupts.first().await;
     let (time, n) = daemon.drains();
     manager.drains(time.saturating_add(END_TIME), "what runs comes to its end; nothing more is taken on");
     if n > 0 && !time.is_zero() {
         let seconds = time.as_secs_f64();
-        output::note(
-            format,
-            &format!("waiting up to {seconds} s for {n} at work; once more to end them now"),
-        );
+        words.say(&format!("waiting up to {seconds} s for {n} at work; once more to end them now"));
     }
     tokio::select! {
         () = daemon.drain() => {}
@@ -202,6 +247,14 @@ async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, form
     }
     daemon.shutdown().cancel();
     std::future::pending().await
+}
+
+/// Before the models are loaded: a port that is taken is heard of at once.
+async fn listen_for_metrics(address: SocketAddr) -> Result<(Endpoint, SocketAddr), CliError> {
+    let cannot = || CliError::io(format!("listen for metrics on {address}"));
+    let endpoint = Endpoint::bind(address).await.map_err(cannot())?;
+    let address = endpoint.address().map_err(cannot())?;
+    Ok((endpoint, address))
 }
 
 /// The mode of a folder that others come to a socket through.
@@ -219,12 +272,6 @@ fn log_filter(text: &str) -> Result<String, String> {
         return Err("expected error, warn, info, debug, trace, off, or MODULE=LEVEL".to_owned());
     }
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
-fn start_logging(filter: &str) {
-    let filter = EnvFilter::try_new(filter).expect("the filter was checked with the command line");
-    let is_terminal = io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(is_terminal).init();
 }
 
 #[cfg(test)]

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 15] = [
+    const OTHERS: [&str; 17] = [
         "cache_dir",
         "compile_exe",
         "isolation",
@@ -149,6 +149,8 @@ mod tests {
         "guests_dir",
         "is_prefix_cache_shared",
         "latency_multiple",
+        "log_format",
+        "metrics_listen",
         "models",
         "on_device_failure",
         "policy.allows_recordings",

@@ -5,7 +5,7 @@
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
-//!   guests that have names (`registry`); `catalog` says what is known of models that are loaded on demand; `limits` adds up what is in use of each limit, `told` has what clients are told. The accounts of users and sessions,
+//!   guests that have names (`registry`); `catalog` says what is known of models that are loaded on demand; `limits` adds up what is in use of each limit, `metrics` reads off what monitoring is told, `told` has what clients are told. The accounts of users and sessions,
 //!   in which those of guests lie, are in `crate::accounts`.
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
@@ -16,6 +16,7 @@ mod catalog;
 mod components;
 mod errors;
 mod limits;
+mod metrics;
 mod policed;
 mod registry;
 mod told;
@@ -31,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage,
-    LABEL_BYTES_MAX, LimitInfo, ModelInfo, Program as ProgramName, Stage,
+    LABEL_BYTES_MAX, LimitInfo, LogLines, LogsAsked, ModelInfo, Program as ProgramName, Stage,
 };
 
 use self::catalog::Catalog;
@@ -50,6 +51,7 @@ use crate::guest::{
 };
 use crate::loader::Loader;
 use crate::machine;
+use crate::metrics::{Exposition, SessionCounts};
 use crate::models::{self, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
@@ -449,6 +451,15 @@ impl Service for HostService {
             LimitInfo { used: user, used_by_all: all.filter(|_| is_operator(actor)), ..info }
         });
         Ok(limits.collect())
+    }
+
+    async fn metrics(&self, counts: &SessionCounts) -> Result<Exposition, ErrorBody> {
+        Ok(self.exposition(counts).await)
+    }
+
+    async fn logs(&self, actor: Actor, asked: LogsAsked) -> Result<LogLines, ErrorBody> {
+        check_operator(actor, "read its log")?;
+        told::logs(asked).await
     }
 
     async fn stop(&self, actor: Actor, guest_id: u64) -> Result<(), ErrorBody> {

@@ -55,6 +55,7 @@ mod recordings;
 mod saved;
 mod schedules;
 mod searches;
+mod seen;
 mod shares;
 mod shown;
 mod signals;
