@@ -1,23 +1,28 @@
 //! The accounts of users and sessions, in which those of guests lie, and around all of them the daemon's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use trellis_engine::account::{Account, ActorId, Budget, Resource, SessionId, USER};
 
 use crate::classes::{Class, Classes};
 use crate::config::{Budgets, HostBytes};
+use crate::limits::UNLIMITED;
+use crate::live::Live;
 use crate::session::Actor;
 use crate::tasks::blocking;
 
 /// One account for each user, kept while the daemon runs since saved contexts are charged to it, with the class that the user
-/// had when it came first; and one for each session, kept until the session ends.
+/// had when it came first; and one for each session, kept until the session ends. Where classes have been replaced since, a user
+/// who has nothing in the daemon any more comes as for the first time.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     daemon: Arc<Account>,
     user: Budget,
     session: Budget,
-    classes: Arc<Classes>,
+    classes: Live<Classes>,
+    n_replaced: AtomicU64,
     open: Mutex<Open>,
 }
 
@@ -31,6 +36,18 @@ struct Open {
 struct User {
     account: Arc<Account>,
     class: Class,
+    /// How often classes had been replaced by then.
+    n_replaced: u64,
+}
+
+impl User {
+    /// Whether it may come with another class.
+    fn is_over(&self, n_replaced: u64) -> bool {
+        let Self { account, .. } = self;
+        // What it has computed counts for as long as the daemon runs, where that is bounded.
+        let is_counted = account.used(Resource::Tokens) > 0 && account.limit(Resource::Tokens) < UNLIMITED;
+        self.n_replaced != n_replaced && Arc::strong_count(account) == 1 && !is_counted
+    }
 }
 
 impl Accounts {
@@ -46,33 +63,51 @@ impl Accounts {
             daemon: Account::new("daemon", budgets.daemon.budget(host_bytes.daemon), None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
-            classes: Arc::new(classes),
+            classes: Live::new(classes),
+            n_replaced: AtomicU64::new(0),
             open: Mutex::default(),
         })
     }
 
     /// The class of an actor. For one that was never here its groups may have to be looked up, on a thread that may wait.
     pub(crate) async fn class_of(&self, actor: Actor) -> Class {
-        if let Some(class) = self.class(ActorId(actor.uid)).or_else(|| self.classes.at_hand(actor)) {
+        let kept = {
+            let (open, n_replaced) = (self.open(), self.n_replaced.load(Ordering::Relaxed));
+            let user = open.users.get(&ActorId(actor.uid)).filter(|user| !user.is_over(n_replaced));
+            user.map(|user| user.class.clone())
+        };
+        let classes = self.classes.get();
+        if let Some(class) = kept.or_else(|| classes.at_hand(actor)) {
             return class;
         }
-        let classes = self.classes.clone();
         blocking(move || classes.look_up(actor)).await
+    }
+
+    /// Has other classes hold for users who come from now on.
+    pub(crate) fn set_classes(&self, classes: Classes) {
+        self.classes.set(classes);
+        self.n_replaced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The class of a user that was here.
     pub(crate) fn class(&self, actor: ActorId) -> Option<Class> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.users.get(&actor).map(|user| user.class.clone())
+        self.open().users.get(&actor).map(|user| user.class.clone())
     }
 
     /// Opens the account of a session. The first session of a user brings its class.
     pub(crate) fn begin_session(&self, actor: ActorId, session: SessionId, class: Class) -> Arc<Account> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let n_replaced = self.n_replaced.load(Ordering::Relaxed);
+        let mut open = self.open();
         let Open { users, sessions } = &mut *open;
+        users.retain(|other, user| *other != actor || !user.is_over(n_replaced));
         let user = users.entry(actor).or_insert_with(|| {
             let (daemon, priority) = (Some(self.daemon.clone()), class.priority());
-            User { account: Account::with_priority(USER, self.user, daemon, priority), class }
+            let account = Account::with_priority(USER, self.user, daemon, priority);
+            User { account, class, n_replaced }
         });
         let account = Account::new("session", self.session, Some(user.account.clone()));
         sessions.insert(session, account.clone());
@@ -81,13 +116,12 @@ impl Accounts {
 
     /// The account of a session, unless the session has ended.
     pub(crate) fn session(&self, session: SessionId) -> Option<Arc<Account>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).sessions.get(&session).cloned()
+        self.open().sessions.get(&session).cloned()
     }
 
     /// What a user has in use; a user that was never here has nothing.
     pub(crate) fn used_by(&self, actor: ActorId, resource: Resource) -> u64 {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.users.get(&actor).map_or(0, |user| user.account.used(resource))
+        self.open().users.get(&actor).map_or(0, |user| user.account.used(resource))
     }
 
     /// What all users have in use.
@@ -96,7 +130,7 @@ impl Accounts {
     }
 
     pub(crate) fn end_session(&self, session: SessionId) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).sessions.remove(&session);
+        self.open().sessions.remove(&session);
     }
 }
 
@@ -182,7 +216,18 @@ mod tests {
         assert_eq!(begin(uid, 70, 2).await, fast);
         assert_eq!(begin(uid, 1, 3).await, fast, "from then on");
         assert_eq!(begin(uid - 1, 1, 4).await, Priority::EVEN);
+
+        // And where classes are replaced, for as long as it has something in the daemon.
+        let slow = toml::from_str("[slow]\nusers = [7]\nshare = 2").expect("valid");
+        accounts.set_classes(Classes::of(&slow).expect("there are no names in it"));
+        assert_eq!(begin(7, 1, 5).await, fast);
+        for session in [1, 5] {
+            accounts.end_session(SessionId(session));
+        }
+        assert_eq!(begin(7, 1, 6).await.share.get(), 2);
+        accounts.end_session(SessionId(6));
+        assert_eq!(begin(7, 1, 7).await.share.get(), 2);
         let name = |uid| accounts.class(ActorId(uid)).map(|class| class.name().to_owned());
-        assert_eq!((name(7), name(uid - 1), name(8)), (Some("fast".into()), Some("default".into()), None));
+        assert_eq!((name(7), name(uid - 1), name(8)), (Some("slow".into()), Some("default".into()), None));
     }
 }

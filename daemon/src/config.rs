@@ -6,6 +6,9 @@ pub(crate) mod classes;
 mod example;
 mod file;
 mod isolation;
+mod live;
+mod log;
+mod permissions;
 mod seen;
 mod settings;
 
@@ -26,6 +29,8 @@ pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANK
 pub(crate) use self::example::example;
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
+pub use self::log::{LogFilter, WrongLogFilter};
+pub use self::permissions::{NamesNobody, PermissionSettings, Who};
 pub use self::seen::LogFormat;
 use crate::guest::{COMPILE_BYTES_LEAST, GuestLimits, OWN_BYTES, PolicySettings};
 use crate::limits::SetByFile;
@@ -53,10 +58,11 @@ pub struct Config {
     /// place of others of the catalog that nobody uses.
     pub model_bytes: Option<u64>,
     /// Milliseconds for which a model of the catalog stays, once it is loaded, before it makes room for one that another user asks for:
-    /// users who want different models share the device by turns, and none makes the daemon do nothing but load.
+    /// users who want different models share the device by turns, and none makes the daemon do nothing but load. What the same user
+    /// has loaded in its place has the rest of that time.
     pub model_resident_ms: u64,
-    /// Milliseconds for which a load waits for models that are in use to come free, where the device has no room for one more;
-    /// then it fails, and may be tried again.
+    /// Milliseconds for which whoever wants a model waits for others that are in use to come free, where the device has no room for one
+    /// more; then that fails, and may be tried again. Who came first has the room first.
     pub model_wait_ms: u64,
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
@@ -101,6 +107,9 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Bytes of the newest lines of the log that are kept in memory, for `trellis logs`.
     pub log_bytes: usize,
+    /// What to log, unless `--log` says otherwise: `error`, `warn`, `info`, `debug`, `trace`, `off`, or a filter such as
+    /// `trellis=debug`.
+    pub log: LogFilter,
     /// What a guest may use.
     pub limits: GuestLimits,
     /// What all guests of a session, of a user and of the daemon may use together.
@@ -110,6 +119,8 @@ pub struct Config {
     /// Classes of users by name, for those who have more or less of the device than others; none by default, so that all share
     /// alike. A user who is in none has the class `default`.
     pub classes: ClassTable,
+    /// Who may do what.
+    pub permissions: PermissionSettings,
     /// Models that are loaded when a guest asks for them, by the names that guests ask for; none by default. Any user may cause such a
     /// load, and no user any other: what stands here is what users may have the daemon read.
     pub catalog: Catalog,
@@ -243,7 +254,8 @@ pub enum OnDeviceFailure {
     /// It ends, with an exit status of its own, so that whatever watches over it starts another.
     #[default]
     Exit,
-    /// It opens the device again and loads the models again. If that fails, or the device fails again at once, it ends.
+    /// It opens the device again and loads the models again, but for those of the catalog that are not pinned, which come back when a
+    /// guest asks for them. If that fails, or the device fails again at once, it ends.
     Reopen,
 }
 
@@ -300,10 +312,12 @@ impl Default for Config {
             metrics_listen: None,
             log_format: LogFormat::default(),
             log_bytes: 256 << 10,
+            log: LogFilter::default(),
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
             sessions: SessionLimits::default(),
             classes: ClassTable::default(),
+            permissions: PermissionSettings::default(),
             catalog: Catalog::default(),
             policy: PolicySettings::default(),
             set_by_file: SetByFile::default(),

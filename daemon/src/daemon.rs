@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use trellis_client::Client;
+use trellis_client::{Client, ReloadInfo};
 use trellis_cuda::probe::Problem;
 use trellis_cuda::{CudaError, LoadError};
 use trellis_engine::backend::Backend;
@@ -24,12 +24,15 @@ use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, Policy, 
 use crate::hub;
 pub use crate::hub::HubError;
 use crate::ipc::{self, Listener};
+use crate::live::Live;
 use crate::loader::{Fittings, Loader};
 use crate::machine;
 pub use crate::models::DeviceFailure;
 use crate::on_demand::Declared;
+use crate::permissions::{PermissionError, Permissions};
+use crate::reload::{Origin, Reload, ReloadError};
 use crate::saved::{Keepers, Store, StoreLimits};
-use crate::service::HostService;
+use crate::service::{HostService, Parts};
 use crate::session::{Actor, Sessions};
 
 /// Bytes in flight each way between a client in this process and its session.
@@ -64,6 +67,7 @@ pub struct Seams {
 pub struct Daemon {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
+    reload: Arc<Reload>,
     shutdown: CancellationToken,
     loader: Arc<Loader>,
 }
@@ -187,6 +191,9 @@ pub enum DaemonError {
         /// How long that was waited for.
         waited: Duration,
     },
+    /// No more models are loaded.
+    #[error("the daemon is shutting down")]
+    Ending,
     /// The caller has stopped waiting for the model to be loaded.
     #[error("the load was cancelled")]
     GivenUp,
@@ -250,12 +257,22 @@ pub enum DaemonError {
     /// A class of users is wrong.
     #[error(transparent)]
     Class(#[from] ClassError),
+    /// A permission is given to nobody known.
+    #[error(transparent)]
+    Permission(#[from] PermissionError),
     /// The operator's policy cannot be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The sandbox could not be set up.
     #[error(transparent)]
     Host(#[from] GuestError),
+}
+
+impl DaemonError {
+    /// Whether it says nothing of the daemon or the model, but of a moment in which others had what was asked for.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self, Self::AlreadyLoaded { .. } | Self::Leaving { .. } | Self::NoRoomNow { .. })
+    }
 }
 
 /// How far the start is.
@@ -296,6 +313,7 @@ impl Daemon {
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&cache_dir)?;
         let classes = Classes::of(&config.classes)?;
+        let permissions = Arc::new(Live::new(Permissions::of(&config.permissions)?));
         let policy = Policy::open(&config.policy, &config.limits, &cache_dir, config.compile_exe.as_deref())?;
         let keepers = keepers(config).map(Arc::new);
         let fittings = Fittings { seams, policy, keepers };
@@ -313,11 +331,21 @@ impl Daemon {
         let guests_dir = config.guests_dir.clone();
         let accounts =
             Accounts::with_classes(&config.budgets, config.host_bytes(machine::memory_bytes()), classes);
-        let service = HostService::new(host, loader.clone(), guests_dir, accounts, shutdown.clone(), started);
-        let service = Arc::new(service);
+        let reload = Reload::new(config.clone(), permissions.clone(), accounts.clone());
+        let service = Arc::new(HostService::new(Parts {
+            host,
+            loader: loader.clone(),
+            guests_dir,
+            accounts,
+            permissions,
+            reload: reload.clone(),
+            shutdown: shutdown.clone(),
+            started,
+        }));
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());
+        reload.set_sessions(&sessions);
         progress(LoadProgress::Ready);
-        Ok(Self { sessions, service, shutdown, loader })
+        Ok(Self { sessions, service, reload, shutdown, loader })
     }
 
     /// The model of that name, or the default model.
@@ -341,6 +369,19 @@ impl Daemon {
     /// Waits until a device fails, whether or not a model is on it.
     pub async fn failed(&self) -> DeviceFailure {
         self.loader.models().failed().await
+    }
+
+    /// Says where the configuration is from that [`Self::reload`] reads.
+    pub fn set_origin(&self, origin: Arc<dyn Origin>) {
+        self.reload.set_origin(origin);
+    }
+
+    /// Reads the configuration again, and has hold of it what can while the daemon runs.
+    ///
+    /// # Errors
+    /// It is wrong; nothing has changed then.
+    pub async fn reload(&self) -> Result<ReloadInfo, ReloadError> {
+        self.reload.reload().await
     }
 
     /// What sessions talk to.
@@ -387,7 +428,7 @@ impl Daemon {
         loop {
             let failure = tokio::select! {
                 () = &mut serving => {
-                    self.loader.settle_saved().await;
+                    self.loader.settle_saved(None).await;
                     return Ok(());
                 }
                 failure = self.failed() => failure,
@@ -422,6 +463,7 @@ impl Daemon {
 
     /// Takes on no more work and waits for what there is, for as long as `sessions.drain_ms` says; does not stop the daemon.
     pub async fn drain(&self) {
+        self.loader.load_no_more();
         self.sessions.drain().await;
     }
 
@@ -456,19 +498,22 @@ pub(crate) fn usual_state_dir() -> Option<PathBuf> {
 fn keepers(config: &Config) -> Option<Keepers> {
     let dir = config.state_dir.as_ref().filter(|_| config.saved_contexts == SavedContexts::Disk)?;
     let limits = StoreLimits { of_user: config.saved_disk_bytes_per_user, of_all: config.saved_disk_bytes };
-    Some(Keepers::over(Store::new(dir.join("contexts"), limits)))
+    let on_demand = config.catalog.keys().cloned().collect();
+    Some(Keepers::over(Store::new(dir.join("contexts"), limits), on_demand))
 }
 
-/// Opens a model, and checks all of its files but the values of its weights. What the catalog has under a name comes before a bundled
+/// Opens a model, and checks all of its files but the values of its weights. What the catalog has under a name or an alias comes before a bundled
 /// model or a folder.
 pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonError> {
-    if let Some(declared) = config.catalog.get(choice) {
+    let names = Declared::of(config);
+    if let Some((name, declared)) = names.resolve(choice).and_then(|name| config.catalog.get_key_value(name))
+    {
         let mut model = open_undeclared(&declared.path, config)?;
-        choice.clone_into(&mut model.name);
+        name.clone_into(&mut model.name);
         return Ok(model);
     }
     let model = open_undeclared(choice, config)?;
-    match Declared::of(config).resolve(&model.name) {
+    match names.resolve(&model.name) {
         Some(_) => Err(DaemonError::Declared { choice: choice.to_owned(), name: model.name }),
         None => Ok(model),
     }

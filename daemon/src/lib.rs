@@ -9,6 +9,7 @@ pub mod config;
 pub mod daemon;
 mod descriptors;
 mod device;
+mod directory;
 mod files;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -20,6 +21,7 @@ pub mod ipc;
 pub mod isolation;
 mod leaving;
 pub mod limits;
+mod live;
 mod loader;
 mod logs;
 mod machine;
@@ -27,8 +29,10 @@ pub mod metrics;
 mod models;
 mod nearest;
 mod on_demand;
+mod permissions;
 mod profile;
 mod recording;
+pub mod reload;
 mod replay;
 mod saved;
 pub mod service;

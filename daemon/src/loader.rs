@@ -1,10 +1,12 @@
 //! Devices, the engine on each, and the models that come and go there.
 
 mod demand;
+mod errand;
 mod fit;
 mod idle;
 mod load;
 mod news;
+mod queue;
 mod reopen;
 mod residents;
 mod room;
@@ -28,6 +30,7 @@ use self::demand::Demand;
 pub(crate) use self::fit::{Fit, Verdict};
 use self::load::Coming;
 pub(crate) use self::news::News;
+use self::queue::Queue;
 pub(crate) use self::residents::is_evictable;
 use self::residents::{Residents, Wish};
 use crate::bundled;
@@ -76,6 +79,8 @@ pub(crate) struct Loader {
     totals: Totals,
     news: News,
     residents: Residents,
+    /// Loads that wait for room.
+    queue: Queue,
     demand: Demand,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
@@ -131,16 +136,28 @@ impl Loader {
             let models = open_models(&config.models, &config);
             (models, opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let (models, mut first) = (models?, first?);
+        let (models, first) = (models?, first?);
         // A GPU that is lost is not to be replaced by the processor without a word.
         config.device = first.device;
-        fill(&mut first, models, &config, &fittings, progress)?;
-        let devices = std::slice::from_ref(&first);
-        let models = Models::with_declared(handles(devices), watches(devices), Declared::of(&config));
+        let order: Vec<String> = models.iter().map(|(_, model)| model.name.clone()).collect();
+        let mut devices = vec![first];
+        for (device, models) in by_device(models, &config) {
+            let idx = match devices.iter().position(|open| open.device.is_same(device)) {
+                Some(idx) => idx,
+                None => {
+                    devices.push(open_device(device, &config, &cache_dir, &fittings)?);
+                    devices.len() - 1
+                }
+            };
+            fill(&mut devices[idx], models, &config, &fittings, progress)?;
+        }
+        let mut loaded = handles(&devices);
+        loaded.sort_by_key(|handle| order.iter().position(|name| *name == handle.model().name));
+        let models = Models::with_declared(loaded, watches(&devices), Declared::of(&config));
         let default = models.declared().default_model().map(str::to_owned);
         let default = default.or_else(|| names(&models.now()).into_iter().next()).unwrap_or_default();
         let residents = Residents::default();
-        names(&models.now()).iter().for_each(|name| residents.note_loaded(name, Wish::Operator));
+        names(&models.now()).iter().for_each(|name| residents.note_loaded(name, Wish::Operator, None));
         Ok(Self {
             config,
             cache_dir,
@@ -151,8 +168,9 @@ impl Loader {
             totals: Totals::default(),
             news: News::default(),
             residents,
+            queue: Queue::default(),
             demand: Demand::default(),
-            devices: Mutex::new(vec![first]),
+            devices: Mutex::new(devices),
             changes: watch::Sender::new(0),
             ending: CancellationToken::new(),
         })
@@ -173,10 +191,11 @@ impl Loader {
         self.fittings.keepers.as_ref()
     }
 
-    /// Waits until what was saved is on disk, if not for ever.
-    pub(crate) async fn settle_saved(&self) {
+    /// Waits until what was saved is on disk, of a model or of all, if not for ever.
+    pub(crate) async fn settle_saved(&self, of: Option<&ModelHandle>) {
         let Some(keepers) = self.keepers().cloned() else { return };
-        if !blocking(move || keepers.settle(SETTLING_FOR_MAX)).await {
+        let of = of.map(|model| model.model().name.clone());
+        if !blocking(move || keepers.settle(of.as_deref(), SETTLING_FOR_MAX)).await {
             tracing::warn!("contexts that were saved last are not on disk");
         }
     }
@@ -197,8 +216,7 @@ impl Loader {
 
     /// Where a model is to run that was asked for so: where that was said, or where the catalog has it, or where the others do.
     fn device_of(&self, choice: &str, device: Option<Device>) -> Device {
-        let declared = || self.config.catalog.get(choice)?.device;
-        device.or_else(declared).filter(|&device| device != Device::Auto).unwrap_or(self.config.device)
+        device_of(choice, device, &self.config)
     }
 
     /// For how long no guest has had anything of a model of the catalog that is loaded.
@@ -207,9 +225,9 @@ impl Loader {
         self.residents.unused_for(model)
     }
 
-    /// How many bytes of a model are loaded for guests that wait for it, and how many there are; `None` if none does.
+    /// How many bytes of a model are loaded for guests that wait for it, or for the operator, and how many there are; `None` if none does.
     pub(crate) fn progress_of(&self, name: &str) -> Option<(u64, u64)> {
-        self.demand.progress_of(name)
+        self.demand.progress_of(name).or_else(|| self.news.progress_of(name))
     }
 
     /// For the log.
@@ -367,6 +385,24 @@ fn open_models(choices: &[String], config: &Config) -> Result<Vec<(String, Model
     Ok(models)
 }
 
+fn device_of(choice: &str, device: Option<Device>, config: &Config) -> Device {
+    let declared = || config.catalog.get(Declared::of(config).resolve(choice)?)?.device;
+    device.or_else(declared).filter(|&device| device != Device::Auto).unwrap_or(config.device)
+}
+
+/// These models, with those together that run on one device.
+fn by_device<M>(models: Vec<(String, M)>, config: &Config) -> Vec<(Device, Vec<(String, M)>)> {
+    let mut devices: Vec<(Device, Vec<(String, M)>)> = Vec::new();
+    for (choice, model) in models {
+        let device = device_of(&choice, None, config);
+        match devices.iter_mut().find(|(other, _)| other.is_same(device)) {
+            Some((_, models)) => models.push((choice, model)),
+            None => devices.push((device, vec![(choice, model)])),
+        }
+    }
+    devices
+}
+
 fn open_device(
     device: Device,
     config: &Config,
@@ -465,3 +501,6 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_owned()
 }
+
+#[cfg(test)]
+mod tests;

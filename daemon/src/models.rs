@@ -219,8 +219,8 @@ impl Models {
         self.0.listing.send_modify(|listing| listing.devices = devices);
     }
 
-    /// After these devices were opened again: puts models that were loaded again in the place of those that were lost.
-    /// Returns those that are not wanted any more, because what they replace was sent off meanwhile.
+    /// After these devices were opened again: puts models that were loaded again in the place of those that were lost, and guests
+    /// find no others. Returns those that are not wanted any more, because what they replace was sent off meanwhile.
     pub(crate) fn renew(
         &self,
         renewed: Vec<(ModelHandle, ModelHandle)>,
@@ -228,12 +228,14 @@ impl Models {
     ) -> Vec<ModelHandle> {
         let mut unwanted = Vec::new();
         self.0.listing.send_modify(|listing| {
+            let mut loaded = vec![None; listing.loaded.len()];
             for (lost, again) in renewed {
-                match listing.loaded.iter_mut().find(|model| model.is_same(&lost)) {
-                    Some(model) => *model = again,
+                match listing.loaded.iter().position(|model| model.is_same(&lost)) {
+                    Some(idx) => loaded[idx] = Some(again),
                     None => unwanted.push(again),
                 }
             }
+            listing.loaded = loaded.into_iter().flatten().collect();
             listing.devices = devices;
         });
         unwanted

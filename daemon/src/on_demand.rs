@@ -114,8 +114,18 @@ pub(crate) struct Opened {
 pub(crate) struct NotLoaded {
     /// For the guest and its client, whatever user that is.
     pub(crate) reason: String,
-    /// Whether it may be asked for again.
-    pub(crate) is_retryable: bool,
+    pub(crate) again: Again,
+}
+
+/// Whether somebody may ask again for what he did not get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Again {
+    /// That would come to the same.
+    Never,
+    /// After a while.
+    Later,
+    /// This daemon ends.
+    NextDaemon,
 }
 
 /// Loads what is asked for.

@@ -288,6 +288,12 @@ impl Served {
         self.folder.path().join("trellis.sock")
     }
 
+    /// The file of its settings.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.folder.path().join("trellis.toml")
+    }
+
     /// What it has logged so far.
     ///
     /// # Panics

@@ -9,8 +9,6 @@
 //! - Must not happen: a name that stands for nobody and is passed over; a user in two classes; a look-up for an actor whose
 //!   class is known, or where no class has groups.
 
-mod directory;
-
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -19,9 +17,8 @@ use std::sync::Arc;
 use trellis_engine::account::Priority;
 use trellis_wire::ClassInfo;
 
-use self::directory::{Directory, Kind, Machine};
 use crate::config::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, WrongClass, classes};
-use crate::nearest::{Hint, hint};
+use crate::directory::{Directory, Kind, Machine, NotKnown, groups_of, number};
 use crate::session::Actor;
 
 /// A class of users.
@@ -63,17 +60,13 @@ pub enum ClassError {
     /// What can be told without this machine.
     #[error(transparent)]
     Wrong(#[from] WrongClass),
-    /// A name that the machine does not know.
-    #[error("classes.{class}: this machine has no {what} {name:?}{hint}")]
-    Unknown {
+    /// A name that stands for nobody.
+    #[error("classes.{class}: {source}")]
+    NotKnown {
         /// The class.
         class: String,
-        /// `user` or `group`.
-        what: &'static str,
-        /// The name.
-        name: String,
-        /// The right one that is near to it.
-        hint: String,
+        /// The name, and why.
+        source: NotKnown,
     },
     /// A user or a group in two classes.
     #[error("classes.{second}: the {what} {member} is in classes.{first} already")]
@@ -86,18 +79,6 @@ pub enum ClassError {
         first: String,
         /// The other.
         second: String,
-    },
-    /// The machine does not say.
-    #[error("classes.{class}: the {what} {name:?} cannot be looked up: {source}")]
-    LookUp {
-        /// The class.
-        class: String,
-        /// `user` or `group`.
-        what: &'static str,
-        /// The name.
-        name: String,
-        /// Why.
-        source: std::io::Error,
     },
 }
 
@@ -136,7 +117,8 @@ impl Classes {
             for (kind, members) in members {
                 let known = if kind == Kind::User { &mut users } else { &mut groups };
                 for member in members {
-                    let id = id_of(&*directory, kind, name, member)?;
+                    let id = number(&*directory, kind, member)
+                        .map_err(|source| ClassError::NotKnown { class: name.clone(), source })?;
                     let earlier: Option<Class> = known.insert(id, class.clone());
                     if let Some(first) = earlier.filter(|first| *first != class) {
                         return Err(ClassError::InTwo {
@@ -170,33 +152,9 @@ impl Classes {
     }
 
     fn of_groups(&self, actor: Actor) -> Class {
-        let gids = match self.directory.groups_of(actor.uid) {
-            Ok(Some(gids)) => gids,
-            Ok(None) => vec![actor.gid],
-            Err(error) => {
-                tracing::warn!(uid = actor.uid, %error, "the groups of a user cannot be looked up");
-                vec![actor.gid]
-            }
-        };
+        let gids = groups_of(&*self.directory, actor);
         let mut classes = self.groups.iter();
         classes.find(|(gid, _)| gids.contains(gid)).map_or(&self.default, |(_, class)| class).clone()
-    }
-}
-
-fn id_of(directory: &dyn Directory, kind: Kind, class: &str, member: &NameOrId) -> Result<u32, ClassError> {
-    let name = match member {
-        NameOrId::Id(id) => return Ok(*id),
-        NameOrId::Name(name) => name.clone(),
-    };
-    let (class, what) = (class.to_owned(), kind.name());
-    match directory.id(kind, &name) {
-        Ok(Some(id)) => Ok(id),
-        Ok(None) => {
-            let names = directory.names(kind);
-            let near: Hint = hint(&name, names.iter().map(String::as_str));
-            Err(ClassError::Unknown { class, what, name, hint: near.to_string() })
-        }
-        Err(source) => Err(ClassError::LookUp { class, what, name, source }),
     }
 }
 

@@ -1,38 +1,5 @@
-use std::collections::BTreeSet;
-use std::io;
-
 use super::*;
-
-/// Two users: ada in staff and lab, bob in staff. Nobody knows uid 9.
-#[derive(Debug)]
-struct Village;
-
-impl Directory for Village {
-    fn id(&self, kind: Kind, name: &str) -> io::Result<Option<u32>> {
-        Ok(match (kind, name) {
-            (Kind::User, "ada") => Some(1),
-            (Kind::User, "bob") => Some(2),
-            (Kind::Group, "staff") => Some(10),
-            (Kind::Group, "lab") => Some(11),
-            (_, "slow") => return Err(io::ErrorKind::TimedOut.into()),
-            _ => None,
-        })
-    }
-
-    fn names(&self, kind: Kind) -> BTreeSet<String> {
-        let names = if kind == Kind::User { ["ada", "bob"] } else { ["lab", "staff"] };
-        names.map(str::to_owned).into()
-    }
-
-    fn groups_of(&self, uid: u32) -> io::Result<Option<Vec<u32>>> {
-        match uid {
-            1 => Ok(Some(vec![10, 11])),
-            2 => Ok(Some(vec![10])),
-            3 => Err(io::ErrorKind::TimedOut.into()),
-            _ => Ok(None),
-        }
-    }
-}
+use crate::directory::village::Village;
 
 fn classes(text: &str) -> Result<Classes, ClassError> {
     Classes::in_directory(&toml::from_str(text).expect("it parses"), Arc::new(Village))
@@ -94,15 +61,4 @@ fn who_is_unknown_or_in_two_classes_is_an_error_that_names_them() {
     ] {
         assert_eq!(classes(text).expect_err(text).to_string(), message);
     }
-}
-
-#[test]
-fn this_machine_knows_root_and_its_group() {
-    let machine = Machine;
-    assert_eq!(machine.id(Kind::User, "root").expect("it answers"), Some(0));
-    assert_eq!(machine.id(Kind::User, "no such user").expect("it answers"), None);
-    let groups = machine.groups_of(0).expect("it answers").expect("root is known");
-    assert!(groups.contains(&0), "{groups:?}");
-    assert_eq!(machine.groups_of(u32::MAX - 7).expect("it answers"), None);
-    assert!(machine.names(Kind::User).contains("root"));
 }

@@ -14,6 +14,7 @@ use super::table::{Align, Table};
 use crate::classes::Classes;
 use crate::config::{Config, example};
 use crate::daemon::{DaemonError, open_model};
+use crate::permissions::Permissions;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,7 +27,7 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   trellis config check trellis.toml && trellis serve --config trellis.toml
 
-Looked at are the file, with the nearest right name for a wrong one, users and groups of classes, the head of each model,
+Looked at are the file, with the nearest right name for a wrong one, users and groups of classes and permissions, the head of each model,
 and whether the operator's component and the folder of guests are there. No model is loaded. `trellis doctor --config FILE`
 compares them with the memory of the device as well.
 
@@ -152,6 +153,7 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
 pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
     let config = Config::load(file)?;
     Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
+    Permissions::of(&config.permissions).map_err(|error| Box::new(DaemonError::from(error)))?;
     let models = config.models.iter().map(|choice| {
         let model = open_model(choice, &config).map_err(Box::new)?;
         Ok(model.name)

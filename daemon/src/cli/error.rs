@@ -218,7 +218,7 @@ impl CliError {
             Self::Different(_) => DIFFERENT,
             Self::NotServing => NOT_SERVING,
             Self::Bench(error) => error.exit_code(),
-            Self::Unhealthy | Self::ServiceDown => UNHEALTHY,
+            Self::Unhealthy | Self::NoRoom | Self::ServiceDown => UNHEALTHY,
             Self::Interrupted => INTERRUPTED,
             _ => CANNOT,
         }
@@ -229,6 +229,11 @@ impl CliError {
         let hint = match self {
             Self::Guest(body) if super::run::names_own_option(&body.message) => {
                 "options of `trellis run` go before the guest, what comes after it is for the guest"
+            }
+            Self::Guest(body)
+                if body.code == ErrorCode::PermissionDenied && body.name.as_deref() == Some("upload") =>
+            {
+                "`trellis info` lists the guests that you may run by name: `trellis run NAME`"
             }
             Self::Client(trellis_client::Error::Connect { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied =>

@@ -19,7 +19,8 @@ counted once for each step: others were served before them, the prompt would hav
 line for KV pages, or they had no mask. All of this is counted from the daemon's start, for models that are gone as well;
 `trellis models --json` has it by model, `trellis ps --json` by guest. KV memory is that of all
 models; `trellis models` shows each one's pages. The class is yours: who has a share of 3 gets three times what a user with
-a share of 1 gets while both have enough to do, and KV pages of a lower rank make room first.";
+a share of 1 gets while both have enough to do, and KV pages of a lower rank make room first. What you may do
+is given by [permissions] of the daemon's configuration.";
 
 /// Show what the daemon is and how it is doing
 #[derive(Debug, Args)]
@@ -40,7 +41,9 @@ pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError>
 }
 
 fn shown(model: &ModelInfo) -> String {
-    let mut facts = vec![model.dtype.as_str()];
+    // Of one that is not loaded that is not known.
+    let mut facts: Vec<&str> =
+        Some(model.dtype.as_str()).filter(|dtype| !dtype.is_empty()).into_iter().collect();
     facts.extend(model.is_default.then_some("default"));
     facts.extend((model.state != "loaded").then_some(model.state.as_str()));
     format!("{} ({})", model.name, facts.join(", "))
@@ -134,11 +137,13 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         ("sessions", info.n_sessions.to_string()),
     ];
     let isolation = info.isolation.as_ref().map(|isolation| ("isolation", shown_isolation(isolation)));
+    let may = info.permissions.as_ref().map(|names| ("may", or_none(names.clone())));
     let class = info.class.as_ref().map(|class| ("class", shown_class(class)));
     lines
         .into_iter()
         .chain(isolation)
         .chain(class)
+        .chain(may)
         .map(|(name, value)| format!("{name:<10}{}\n", escaped_line(&value)))
         .collect()
 }
@@ -158,8 +163,12 @@ mod tests {
             is_default,
             ..ModelInfo::default()
         };
-        let models =
-            [model("draft", "draining", false), model("big", "failed", false), model("tiny", "loaded", true)];
+        let models = [
+            model("draft", "draining", false),
+            model("big", "failed", false),
+            ModelInfo { dtype: String::new(), ..model("coder", "unloaded", false) },
+            model("tiny", "loaded", true),
+        ];
         let device = DeviceInfo {
             name: "cuda:1".to_owned(),
             open_ms: 60_000,
@@ -193,11 +202,12 @@ mod tests {
             kv_bytes_free: 12_000_000,
             class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
             isolation: Some("process".to_owned()),
+            permissions: Some(vec!["run".to_owned(), "see_others".to_owned()]),
             ..DaemonInfo::default()
         };
         let shown = lines(&info, &models);
         for line in [
-            "models    draft (f32, draining), big (f32, failed), tiny (f32, default)\n",
+            "models    draft (f32, draining), big (f32, failed), coder (unloaded), tiny (f32, default)\n",
             "programs  none by name\n",
             "computed  cuda:1 busy for 25 % of 1 min 0 s\n",
             "rows      120 in 60 steps, 9 in vain (4 given up, 3 past an end, 2 failed), 8 sat out\n",
@@ -206,6 +216,7 @@ mod tests {
             "KV memory 12.0 MB of 48.0 MB free\n",
             "isolation process: guests of each user run in one of their own\n",
             "class     research, a share of 3, rank 1\n",
+            "may       run, see_others\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }

@@ -3,9 +3,23 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::error::{CliError, INTERRUPTED};
+
+/// Hang-ups that are no end of a terminal: who sends one wants something else.
+pub(crate) struct HangUps(mpsc::UnboundedReceiver<()>);
+
+impl HangUps {
+    /// The next one; several that come at once may be one.
+    pub(crate) async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+        while self.0.try_recv().is_ok() {}
+    }
+}
 
 /// Watches for interrupts: the first asks the command to end, the second ends the process, or where a command waits for that one as
 /// well ([`Self::second`]), the third. A hang-up, which comes when the terminal closes, is one that asks and none of the others: the
@@ -23,8 +37,21 @@ impl Interrupts {
     /// # Errors
     /// The system does not let signals be watched.
     pub(crate) fn watch() -> Result<Self, CliError> {
-        let failed = |source| CliError::Io { doing: "watch for interrupts".to_owned(), source };
-        let mut signals = Signals::new().map_err(failed)?;
+        Ok(Self::of(Signals::new().map_err(CliError::io("watch for interrupts"))?))
+    }
+
+    /// As [`Self::watch`], for a command that runs without a terminal too: a hang-up is an interrupt only where the terminal is gone
+    /// that the command was started from. The others are told apart.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn watch_beside_hang_ups() -> Result<(Self, HangUps), CliError> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let signals = Signals::new().map_err(CliError::io("watch for interrupts"))?;
+        Ok((Self::of(signals.passing_on(sender)), HangUps(receiver)))
+    }
+
+    fn of(mut signals: Signals) -> Self {
         let interrupts = Self { first: CancellationToken::new(), second: Arc::default() };
         let Self { first, second } = interrupts.clone();
         tokio::spawn(async move {
@@ -38,7 +65,7 @@ impl Interrupts {
             // The command may be stuck in a write that is never read; nothing can be cleaned up any more.
             std::process::exit(i32::from(INTERRUPTED));
         });
-        Ok(interrupts)
+        interrupts
     }
 
     /// Resolves with the first interrupt, and at once after it.
@@ -128,6 +155,9 @@ struct Signals {
     terminate: tokio::signal::unix::Signal,
     /// Not where the process was started to outlive its terminal, as by `nohup`.
     hang_up: Option<tokio::signal::unix::Signal>,
+    /// Where hang-ups go while the terminal is there, or where there was none.
+    others: Option<mpsc::UnboundedSender<()>>,
+    had_terminal: bool,
 }
 
 #[cfg(unix)]
@@ -142,7 +172,13 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hang_up,
+            others: None,
+            had_terminal: has_terminal(),
         })
+    }
+
+    fn passing_on(self, others: mpsc::UnboundedSender<()>) -> Self {
+        Self { others: Some(others), ..self }
     }
 
     async fn first(&mut self) {
@@ -150,10 +186,15 @@ impl Signals {
     }
 
     async fn next(&mut self) -> Press {
+        let (others, had_terminal) = (&self.others, self.had_terminal);
         let hang_up = async {
-            match &mut self.hang_up {
-                Some(hang_up) => hang_up.recv().await,
-                None => std::future::pending().await,
+            let Some(hang_up) = &mut self.hang_up else { return std::future::pending().await };
+            while hang_up.recv().await.is_some() {
+                match others {
+                    // Nobody listens any more once the command is about to end.
+                    Some(others) if !had_terminal || has_terminal() => drop(others.send(())),
+                    _ => break,
+                }
             }
         };
         tokio::select! {
@@ -169,6 +210,12 @@ impl Signals {
             _ = self.terminate.recv() => {}
         }
     }
+}
+
+/// Whether the process has a terminal that it is controlled from. One that has hung up is none.
+#[cfg(unix)]
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 /// Whether the process was started with a signal ignored; watching for it would undo that. Where the system does not tell, it
@@ -188,6 +235,11 @@ struct Signals(tokio::signal::windows::CtrlC);
 impl Signals {
     fn new() -> io::Result<Self> {
         tokio::signal::windows::ctrl_c().map(Self)
+    }
+
+    /// There are no hang-ups.
+    fn passing_on(self, _: mpsc::UnboundedSender<()>) -> Self {
+        self
     }
 
     async fn first(&mut self) {

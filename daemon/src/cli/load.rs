@@ -21,9 +21,9 @@ Examples:
   trellis load --fit ./Llama-3.2-1B        whether there is room, before it is tried
 
 Models that are loaded already go on meanwhile, and give up KV memory for the new one as far as they have more
-than their share. Models of the daemon's catalog that nobody uses make room where there is too little. For the user that the
-daemon runs as, and root; with --fit also for others, about models of the catalog. Such models are loaded without this command,
-when a guest asks for them.
+than their share. Models of the daemon's catalog that nobody uses make room where there is too little. For who has the
+permission `load`: the operator, unless the configuration says otherwise; with --fit also for others, about models of the catalog.
+Such models are loaded without this command, when a guest asks for them.
 
 Exit status of --fit: 0 there is room, if need be once models are unloaded that nobody uses; 1 there is none, or not now.";
 

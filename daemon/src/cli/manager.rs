@@ -1,4 +1,5 @@
-//! What a service manager is told: how far the start is, that the daemon serves, that its engines go round, that it ends.
+//! What a service manager is told: how far the start is, that the daemon serves, that it reads its configuration again, that its
+//! engines go round, that it ends.
 //!
 //! The protocol is that of `sd_notify(3)`. Who started the daemon says where to in `NOTIFY_SOCKET`; otherwise nothing is said.
 
@@ -58,6 +59,19 @@ impl Manager {
 
     /// The socket answers.
     pub(super) fn serves(&self, status: &str) {
+        say(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+
+    /// The daemon reads its configuration again; what comes of that is said by [`Self::has_reloaded`].
+    pub(super) fn reloads(&self) {
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => say(&[NotifyState::Reloading, now]),
+            Err(error) => tracing::warn!(%error, "the service manager is not told of the reload"),
+        }
+    }
+
+    /// The daemon serves on, as the configuration says or as it did.
+    pub(super) fn has_reloaded(&self, status: &str) {
         say(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 

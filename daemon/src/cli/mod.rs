@@ -39,6 +39,7 @@ mod profile;
 mod progress;
 mod ps;
 mod record;
+mod reload;
 mod replay;
 mod resolve;
 mod run;
@@ -104,6 +105,7 @@ enum Command {
     Models(models::ModelsArgs),
     Load(load::LoadArgs),
     Unload(unload::UnloadArgs),
+    Reload(reload::ReloadArgs),
     Status(status::StatusArgs),
     Top(top::TopArgs),
     Ps(ps::PsArgs),
@@ -207,6 +209,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Models(args) => models::models(args, format).await,
         Command::Load(args) => load::load(args, format).await,
         Command::Unload(args) => unload::unload(args, format).await,
+        Command::Reload(args) => reload::reload(args, format).await,
         Command::Status(args) => status::status(args, format).await,
         Command::Top(args) => top::top(args, format).await,
         Command::Ps(args) => ps::ps(args, format).await,

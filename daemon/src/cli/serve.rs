@@ -3,28 +3,27 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
-use trellis_client::LoadingInfo;
 use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
+use trellis_client::{LoadingInfo, ReloadInfo, SettingChange};
 
 use super::connect::{self, DtypeArg};
 use super::error::CliError;
-use super::interrupt::Interrupts;
+use super::interrupt::{HangUps, Interrupts};
 use super::manager::{self, Manager};
 use super::output::{self, Format};
 use super::status::loading;
-use crate::config::{Config, Device, DtypeChoice, LogFormat};
+use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
 use crate::descriptors;
 use crate::ipc::{Listener, StartNote};
-use crate::logs;
+use crate::logs::{self, SetLog};
 use crate::metrics::Endpoint;
+use crate::reload::{Origin, ReloadError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,6 +35,9 @@ Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on n
 it is at, up to sessions.drain_ms (10 s); then it ends guests, their clients hear shutting_down, which may be
 tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
+
+SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
+what has changed and what waits for a restart. A file that is wrong changes nothing.
 
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
@@ -63,9 +65,76 @@ pub(crate) struct ServeArgs {
     /// Listen here; otherwise where TRELLIS_SOCKET says, or else the file's `socket`, or else in the user's runtime directory
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// What to log: error, warn, info, debug, trace, or a filter such as trellis=debug
-    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_filter)]
-    log: String,
+    /// What to log: error, warn, info, debug, trace, or a filter such as trellis=debug; otherwise what the file's `log` says, or info
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<LogFilter>,
+}
+
+/// The settings of a daemon: a file, and what the command line and the environment say over it.
+struct Settings {
+    file: Option<PathBuf>,
+    models: Vec<String>,
+    device: Option<Device>,
+    dtype: Option<DtypeArg>,
+    socket: Option<PathBuf>,
+    log: Option<LogFilter>,
+    manager: Arc<Manager>,
+    set_log: OnceLock<SetLog>,
+}
+
+impl Settings {
+    /// As the command line says. A file is found again wherever the process goes.
+    fn of(args: ServeArgs, manager: &Arc<Manager>) -> Result<Self, CliError> {
+        let ServeArgs { config, models, device, dtype, socket, log } = args;
+        let file = config.map(std::path::absolute).transpose();
+        let file = file.map_err(CliError::io("find the current folder"))?;
+        let (manager, set_log) = (manager.clone(), OnceLock::new());
+        Ok(Self { file, models, device, dtype, socket, log, manager, set_log })
+    }
+}
+
+impl Origin for Settings {
+    fn read(&self) -> Result<Config, ConfigError> {
+        let mut config = self.file.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
+        if !self.models.is_empty() {
+            config.models.clone_from(&self.models);
+        }
+        config.device = self.device.unwrap_or(config.device);
+        config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
+        config.socket = connect::socket_told(self.socket.clone(), connect::socket_of_environment(), &config);
+        config.log = self.log.clone().unwrap_or(config.log);
+        // Daemons that serve nobody else keep nothing.
+        config.state_dir = config.state_dir.or_else(usual_state_dir);
+        Ok(config)
+    }
+
+    fn begins(&self) {
+        self.manager.reloads();
+    }
+
+    fn ends(&self, outcome: &Result<ReloadInfo, ReloadError>, config: &Config) {
+        let said = match outcome {
+            Ok(info) => {
+                // First: what is said of it is logged as it says.
+                if let Some(set_log) = self.set_log.get() {
+                    set_log(&config.log);
+                }
+                for SettingChange { name, before, after } in &info.changed {
+                    tracing::info!(setting = name, before, after, "changed");
+                }
+                for SettingChange { name, before, after } in &info.waiting {
+                    tracing::warn!(setting = name, before, after, "waits for a restart");
+                }
+                let (n_changed, n_waiting) = (info.changed.len(), info.waiting.len());
+                format!("serving; read again: {n_changed} settings changed, {n_waiting} wait for a restart")
+            }
+            Err(error) => {
+                tracing::error!(%error, "the configuration is wrong, and nothing of it has changed");
+                "serving; the configuration is wrong and was not read again".to_owned()
+            }
+        };
+        self.manager.has_reloaded(&said);
+    }
 }
 
 /// What the daemon says once it takes connections.
@@ -84,26 +153,21 @@ struct Ready {
 
 pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliError> {
     let started = Instant::now();
-    let interrupts = Interrupts::watch()?;
-    let ServeArgs { config, models, device, dtype, socket, log } = args;
-    let mut config = config.map_or_else(|| Ok(Config::default()), |path| Config::load(&path))?;
-    if !models.is_empty() {
-        config.models = models;
-    }
-    config.device = device.unwrap_or(config.device);
-    // Daemons that serve nobody else keep nothing.
-    config.state_dir = config.state_dir.or_else(usual_state_dir);
-    config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
-    let filter = EnvFilter::try_new(&log).expect("the filter was checked with the command line");
-    logs::start(filter, config.log_format, config.log_bytes)
+    let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
+    let manager = Arc::new(Manager::default());
+    let settings = Arc::new(Settings::of(args, &manager)?);
+    let config = settings.read()?;
+    let set_log = logs::start(config.log.filter(), config.log_format, config.log_bytes)
         .map_err(CliError::io("reach journald, to which log_format sends the log"))?;
+    // It is set here, and here alone.
+    let _ = settings.set_log.set(set_log);
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit of open files stays as low as it was");
     }
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
-    let told = connect::socket_told(socket, connect::socket_of_environment(), &config);
+    let told = config.socket.clone();
     let listener = match manager::lent_socket().map_err(CliError::io("take the socket of systemd"))? {
         Some(lent) => {
             let listener = Listener::adopt(lent, OPEN_MODE)?;
@@ -127,7 +191,6 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         None => None,
     };
     let socket = listener.path().to_owned();
-    let manager = Arc::new(Manager::default());
     let told = manager.clone();
     let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
     let words = Words { format, is_text: config.log_format == LogFormat::Text };
@@ -136,6 +199,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
     });
     let daemon = interrupts.stop(starting).await?;
+    daemon.set_origin(settings);
     let model = daemon.model(None);
     let ready = Ready {
         ready: true,
@@ -180,6 +244,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     tokio::select! {
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
+        never = reload(&daemon, &mut hang_ups) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
     words.say("stopped");
@@ -228,6 +293,15 @@ fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
     }
 }
 
+/// Has the daemon read its configuration again whenever it is told to.
+async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
+    loop {
+        hang_ups.next().await;
+        // What has come of it is in the log.
+        let _ = daemon.reload().await;
+    }
+}
+
 /// What guests may take to end after the drain, of which a service manager hears.
 const END_TIME: Duration = Duration::from_secs(60);
 
@@ -265,15 +339,6 @@ fn directory_mode(socket: &Path) -> u32 {
     if socket == Path::new(SYSTEM_SOCKET) { OPEN_MODE } else { 0o700 }
 }
 
-/// A level for everything, or a filter by module; a bare word that is no level would be taken for a module's name.
-fn log_filter(text: &str) -> Result<String, String> {
-    let is_level = !text.is_empty() && text.parse::<LevelFilter>().is_ok();
-    if !is_level && !text.contains('=') {
-        return Err("expected error, warn, info, debug, trace, off, or MODULE=LEVEL".to_owned());
-    }
-    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,15 +347,5 @@ mod tests {
     fn only_the_machines_directory_is_open_to_look_into() {
         assert_eq!(directory_mode(Path::new("/run/user/1000/trellis/trellis.sock")), 0o700);
         assert_eq!(directory_mode(Path::new(SYSTEM_SOCKET)), 0o755);
-    }
-
-    #[test]
-    fn log_filters_are_checked() {
-        for text in ["info", "off", "warn,trellis=debug"] {
-            assert_eq!(log_filter(text).as_deref(), Ok(text));
-        }
-        for text in ["", "loud", "trellis=loud"] {
-            assert!(log_filter(text).is_err(), "{text}");
-        }
     }
 }

@@ -180,12 +180,15 @@ fn of_daemon(daemon: &DaemonInfo) -> Vec<(&'static str, String)> {
 /// `tiny, loaded, f32 on cpu (2 threads), the default, 2 contexts`
 fn of_model(model: &ModelInfo) -> String {
     let state = model.failure.as_ref().map_or(model.state.clone(), |failure| format!("FAILED: {failure}"));
-    let mut facts = vec![model.name.clone(), state, format!("{} on {}", model.dtype, model.device)];
+    // Of one that is not loaded no more is known than where it would be.
+    let is_there = !model.dtype.is_empty();
+    let place = if is_there { format!("{} on {}", model.dtype, model.device) } else { model.device.clone() };
+    let mut facts = vec![model.name.clone(), state, place];
     facts.extend(model.is_default.then(|| "the default".to_owned()));
-    facts.push(match model.n_contexts {
+    facts.extend(is_there.then(|| match model.n_contexts {
         1 => "1 context".to_owned(),
         n => format!("{n} contexts"),
-    });
+    }));
     facts.join(", ")
 }
 

@@ -19,7 +19,7 @@ Examples:
 
 New contexts are refused at once, and of contexts saved under a name the files are left. Meanwhile `trellis
 models` shows it as draining; to unload it again with a shorter --drain hurries it. Interrupting the command does not
-take it back. For the user that the daemon runs as, and root.";
+take it back. For who has the permission `load`: the operator, unless the configuration says otherwise.";
 
 /// After so long it is said what is waited for.
 const SILENCE_MAX: Duration = Duration::from_secs(1);

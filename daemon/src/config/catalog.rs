@@ -20,9 +20,9 @@ pub struct CatalogModel {
     /// What runs it; what runs the daemon's other models when absent.
     pub device: Option<Device>,
     /// Whether it stays once it is loaded. One that is not makes room for others that somebody asks for, once no guest has anything of
-    /// it: the one that was used longest ago goes first, and with it what guests have saved of it by name.
+    /// it: the one that was used longest ago goes first, and where saved contexts are not kept on disk what guests have saved of it.
     pub is_pinned: bool,
-    /// Milliseconds without a guest that has anything of it after which it is unloaded; never when absent.
+    /// Milliseconds without a guest that has anything of it after which it is unloaded, at least 1; never when absent.
     pub idle_unload_ms: Option<u64>,
     /// Other names under which guests find it.
     pub aliases: Vec<String>,
@@ -53,6 +53,14 @@ pub enum WrongCatalog {
         /// The other model.
         other: String,
     },
+    /// A model that would go before anybody can use it.
+    #[error(
+        "catalog.{model}.idle_unload_ms is 0: it would go as soon as it comes; leave it out for a model that stays"
+    )]
+    IdleAtOnce {
+        /// The model.
+        model: String,
+    },
     /// A model that is to stay and to go.
     #[error("catalog.{model} sets idle_unload_ms, and is_pinned, which keeps it loaded")]
     PinnedAndIdle {
@@ -64,7 +72,7 @@ pub enum WrongCatalog {
 /// Checks what can be told without looking at any folder.
 ///
 /// # Errors
-/// A path is missing, a name stands for two models, or a model is pinned and to be unloaded.
+/// A path is missing, a name stands for two models, or a model is pinned and to be unloaded, or to be unloaded at once.
 pub(super) fn check(catalog: &Catalog) -> Result<(), WrongCatalog> {
     let mut names: BTreeMap<&str, &str> = catalog.keys().map(|name| (name.as_str(), name.as_str())).collect();
     for (model, CatalogModel { path, is_pinned, idle_unload_ms, aliases, .. }) in catalog {
@@ -76,6 +84,9 @@ pub(super) fn check(catalog: &Catalog) -> Result<(), WrongCatalog> {
         }
         if *is_pinned && idle_unload_ms.is_some() {
             return Err(WrongCatalog::PinnedAndIdle { model: model.clone() });
+        }
+        if *idle_unload_ms == Some(0) {
+            return Err(WrongCatalog::IdleAtOnce { model: model.clone() });
         }
         for alias in aliases {
             if let Some(other) = names.insert(alias, model) {
@@ -111,6 +122,10 @@ mod tests {
             (
                 "[a]\npath = 'draft'\nis_pinned = true\nidle_unload_ms = 1",
                 "catalog.a sets idle_unload_ms, and is_pinned, which keeps it loaded",
+            ),
+            (
+                "[a]\npath = 'draft'\nidle_unload_ms = 0",
+                "catalog.a.idle_unload_ms is 0: it would go as soon as it comes; leave it out for a model that stays",
             ),
         ] {
             assert_eq!(checked(text).expect_err(text).to_string(), message);

@@ -94,6 +94,8 @@ mod tests {
                 "; did you mean \"host_bytes\"?",
             ),
             ("[classes.research]\nuser = ['ada']", "; did you mean \"users\"?"),
+            ("[permissions]\nsee_other = []", "; did you mean \"see_others\"?"),
+            ("[permission]\nrun = []", "; did you mean \"permissions\"?"),
             ("[catalog.small]\naliasses = ['s']", "; did you mean \"aliases\"?"),
             ("[clases.research]\nusers = ['ada']", "; did you mean \"classes\"?"),
             ("[budget.user]\nn_tokens = 1", "; did you mean \"budgets\"?"),

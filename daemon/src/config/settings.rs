@@ -3,7 +3,7 @@
 use documented::DocumentedFields;
 use serde_json::Value;
 
-use super::{CatalogModel, ClassSettings, Config, PolicySettings};
+use super::{CatalogModel, ClassSettings, Config, PermissionSettings, PolicySettings};
 use crate::limits::{self, Source};
 
 /// A setting of a daemon with this configuration.
@@ -56,6 +56,7 @@ fn about(name: &str) -> String {
     let (table, field) = name.rsplit_once('.').unwrap_or(("", name));
     let docs = match table {
         "" => Config::get_field_docs(field),
+        "permissions" => PermissionSettings::get_field_docs(field),
         "policy" => PolicySettings::get_field_docs(field),
         table if table.starts_with("classes.") => ClassSettings::get_field_docs(field),
         table if table.starts_with("catalog.") => CatalogModel::get_field_docs(field),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use trellis_engine::account::{BudgetExceeded, GuestId};
 
 use super::names::{cut, list};
+use crate::on_demand::Again;
 
 /// More than the bytes of any text in a [`GuestEnd`].
 const TEXT_BYTES_MAX: usize = 32 << 10;
@@ -280,7 +281,7 @@ pub enum GuestEnd {
         /// Why.
         reason: String,
         /// Whether it may be asked for again.
-        is_retryable: bool,
+        again: Again,
     },
     /// The guest failed because its client went away.
     #[error("the client went away")]

@@ -104,9 +104,9 @@ impl GuestModels {
                 self.note(None);
                 Ok(self.holds.hold_by(model, Some(claim)))
             }
-            Err(on_demand::NotLoaded { reason, is_retryable }) => {
+            Err(on_demand::NotLoaded { reason, again }) => {
                 let (model, why) = (name.to_owned(), reason.clone());
-                self.note(Some(GuestEnd::ModelNotLoaded { model, reason: why, is_retryable }));
+                self.note(Some(GuestEnd::ModelNotLoaded { model, reason: why, again }));
                 Err(NotOpened::NotLoaded(reason))
             }
         }

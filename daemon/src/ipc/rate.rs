@@ -31,9 +31,16 @@ const N_USERS_LEAST: usize = 64;
 
 impl Rate {
     pub(super) fn new(n_per_s: usize) -> Self {
-        let n_per_s = n_per_s.max(1);
-        let interval = Duration::from_secs(1) / u32::try_from(n_per_s).unwrap_or(u32::MAX);
-        Self { n_per_s, interval, due: HashMap::new(), n_users_kept: N_USERS_LEAST }
+        let (interval, due) = (Duration::ZERO, HashMap::new());
+        let mut rate = Self { n_per_s: 0, interval, due, n_users_kept: N_USERS_LEAST };
+        rate.set(n_per_s);
+        rate
+    }
+
+    /// Lets so many of each user begin in a second from now on.
+    pub(super) fn set(&mut self, n_per_s: usize) {
+        self.n_per_s = n_per_s.max(1);
+        self.interval = Duration::from_secs(1) / u32::try_from(self.n_per_s).unwrap_or(u32::MAX);
     }
 
     /// When one more connection of this user, which came `now`, may begin.

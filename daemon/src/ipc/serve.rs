@@ -84,7 +84,7 @@ impl<S: Service> Door<S> {
     async fn accept(self, mut listener: Listener, until: CancellationToken) -> Lock {
         let complaints = Arc::new(Complaints::default());
         let places = Places::new(Shares::now().n_connections);
-        let mut rate = Rate::new(self.sessions.n_connections_per_s());
+        let mut rate = Rate::new(self.sessions.limits().n_connections_per_s);
         let mut looks = Looks::of(listener.path());
         loop {
             let accepted = tokio::select! {
@@ -115,6 +115,7 @@ impl<S: Service> Door<S> {
                 }
             };
             let peer = accepted.peer();
+            rate.set(self.sessions.limits().n_connections_per_s);
             let place = places.take(peer.actor);
             let turn = place.and_then(|place| Ok((place, rate.take(peer.actor, Instant::now())?)));
             let (place, begins) = match turn {

@@ -74,6 +74,8 @@ struct Inner {
     told: Option<Counted>,
     /// The model that it waits for.
     opening: Option<AbortOnDropHandle<()>>,
+    /// Whether it waits for that.
+    is_opening: bool,
     /// What keeps the models that were loaded for it.
     claims: HashMap<ModelNumber, Box<dyn Claim>>,
 }
@@ -121,6 +123,7 @@ impl FarGuest {
                 refused: None,
                 told: None,
                 opening: None,
+                is_opening: false,
                 claims: HashMap::new(),
             }),
         })
@@ -195,7 +198,23 @@ impl FarGuest {
         Asker { guest: self.id, user: self.actor, loads: self.loads.clone() }
     }
 
-    /// It waits for this one, and for no other any more.
+    /// It asks for a model.
+    ///
+    /// # Errors
+    /// It waits for one already, as no guest of ours would.
+    pub(crate) fn begin_opening(&self) -> Result<(), NotUnderstood> {
+        match std::mem::replace(&mut self.lock().is_opening, true) {
+            true => Err(NotUnderstood::AskedAgain { guest: self.id.0 }),
+            false => Ok(()),
+        }
+    }
+
+    /// It is about to be answered.
+    pub(crate) fn end_opening(&self) {
+        self.lock().is_opening = false;
+    }
+
+    /// It waits for this one.
     pub(crate) fn note_opening(&self, opening: AbortOnDropHandle<()>) {
         let mut inner = self.lock();
         if !self.ended.is_cancelled() {
@@ -274,7 +293,7 @@ mod tests {
     use crate::guest::output_channel;
 
     #[test]
-    fn recordings_and_profiles_are_passed_on_where_they_were_asked_for() {
+    fn what_no_guest_of_ours_says_is_not_taken() {
         for is_wanted in [true, false] {
             let account = Account::new("guest", Budget::UNLIMITED, None);
             let (output, _receiver) = output_channel(1000);
@@ -298,6 +317,10 @@ mod tests {
             });
             guest.grant(1000);
             guest.pass_on(GuestOutput::Text("well".to_owned())).expect("it has credit");
+            guest.begin_opening().expect("it waits for none");
+            assert!(matches!(guest.begin_opening(), Err(NotUnderstood::AskedAgain { guest: 7 })));
+            guest.end_opening();
+            guest.begin_opening().expect("it was answered");
             for output in [GuestOutput::Recorded(vec![1; 9]), GuestOutput::Profiled(vec![1; 9])] {
                 let passed = guest.pass_on(output);
                 match passed {

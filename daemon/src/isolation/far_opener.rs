@@ -12,7 +12,7 @@ use trellis_engine::account::GuestId;
 
 use super::message::{FromGuests, ModelNumber};
 use super::teller::Up;
-use crate::on_demand::{Asker, Claim, NotLoaded, Opened, Opener};
+use crate::on_demand::{Again, Asker, Claim, NotLoaded, Opened, Opener};
 
 /// Guests that wait, each for one model.
 type Waiting = Mutex<HashMap<GuestId, oneshot::Sender<Result<Opened, NotLoaded>>>>;
@@ -67,7 +67,7 @@ impl FarOpener {
         let opened = opened.and_then(|known| {
             let (model, handle) = known.ok_or_else(|| NotLoaded {
                 reason: "it was unloaded as soon as it was there".to_owned(),
-                is_retryable: true,
+                again: Again::Later,
             })?;
             let claim = FarClaim { up: self.up.clone(), guest, model };
             Ok(Opened { model: handle, claim: Box::new(claim) })
@@ -84,7 +84,7 @@ impl Opener for FarOpener {
         let (answer, answered) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(asker.guest, answer);
         self.up.say(&FromGuests::Open { guest: asker.guest, name: name.to_owned() });
-        let lost = || NotLoaded { reason: "the daemon is gone".to_owned(), is_retryable: true };
+        let lost = || NotLoaded { reason: "the daemon is gone".to_owned(), again: Again::NextDaemon };
         let waiter = Waiter { waiting: self.waiting.clone(), guest: asker.guest };
         async move {
             let opened = answered.await.unwrap_or_else(|_| Err(lost()));

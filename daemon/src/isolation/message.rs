@@ -179,6 +179,12 @@ pub(crate) enum NotUnderstood {
         /// How many.
         n_bytes: usize,
     },
+    /// A guest has asked for a model before it was answered.
+    #[error("guest {guest} asks for a model while it waits for one")]
+    AskedAgain {
+        /// The guest.
+        guest: u64,
+    },
     /// A recording or a profile came that nobody has asked for.
     #[error("a {what} of guest {guest}, which nobody has asked for")]
     NotWanted {

@@ -48,6 +48,12 @@ impl SetByFile {
         self.0.contains(name)
     }
 
+    /// This, with what another file sets of some names in the place of what this one does.
+    pub(crate) fn with_those_of(&self, other: &Self, is_taken: impl Fn(&str) -> bool) -> Self {
+        let kept = self.0.iter().filter(|name| !is_taken(name));
+        Self(kept.chain(other.0.iter().filter(|name| is_taken(name))).cloned().collect())
+    }
+
     /// The names of all that it has set.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 17] = [
+    const OTHERS: [&str; 23] = [
         "cache_dir",
         "compile_exe",
         "isolation",
@@ -149,10 +149,16 @@ mod tests {
         "guests_dir",
         "is_prefix_cache_shared",
         "latency_multiple",
+        "log",
         "log_format",
         "metrics_listen",
         "models",
         "on_device_failure",
+        "permissions.load",
+        "permissions.run",
+        "permissions.see_others",
+        "permissions.stop_others",
+        "permissions.upload",
         "policy.allows_recordings",
         "policy.component",
         "saved_contexts",

@@ -64,8 +64,8 @@ impl Loader {
         let fit = needs.map(|needs| {
             let others: u64 = open.needs().map(|other| other.fixed_bytes + other.kv_bytes_min()).sum();
             let mut candidates = [Candidate { choice, model, needs }];
-            let evictable = self.residents.evictable(open, Wish::Operator, &self.config);
-            let room = |needs| open.room_for(needs, &evictable, &self.config);
+            let evictable = self.residents.evictable(open, (Wish::Operator, None), &self.config);
+            let room = |needs| open.room_for((needs, &[]), &evictable, &self.config);
             let is_there = names(&self.models.now()).contains(&name);
             let verdict = if is_there {
                 Verdict::Loaded

@@ -9,9 +9,11 @@ use futures_util::FutureExt as _;
 use tokio::sync::MutexGuard;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::ModelHandle;
 use trellis_engine::model::Model;
+use trellis_engine::{ModelHandle, ModelLease};
 
+use super::errand::{Errand, Lack, Patience};
+use super::queue::Ticket;
 use super::residents::{Evictable, Wish};
 use super::room::Room;
 use super::unload::Fresh;
@@ -32,6 +34,8 @@ pub(super) struct Coming {
     name: String,
     /// With just the KV memory that it comes with.
     needs: Needs,
+    /// When the first of those came in whose place it is loaded.
+    came: Option<Instant>,
 }
 
 impl Coming {
@@ -51,8 +55,8 @@ struct Destination {
 enum Kept {
     /// It is kept.
     Place(Box<(Destination, Candidate)>),
-    /// There may be one once those that are coming are there or have failed to come.
-    Later,
+    /// There may be one for so much once those that are coming are there or have failed to come.
+    Later(Needs),
     /// There may be one once this has happened.
     Room(Room),
 }
@@ -72,41 +76,50 @@ impl Loader {
         device: Option<Device>,
         progress: impl Fn(u64, u64) + Send + Sync + 'static,
     ) -> Result<ModelHandle, DaemonError> {
+        let patience = Patience::begin(Duration::from_millis(self.config.model_wait_ms));
         let given_up = self.ending.child_token();
         let waits = given_up.clone().drop_guard();
+        let (errand, lacks) = Errand::new(Wish::Operator, given_up);
         let loader = self.clone();
         let loading = tokio::spawn(async move {
             let progress = Box::new(progress);
-            let loaded =
-                loader.load_to_the_end(choice.clone(), device, progress, given_up, Wish::Operator).await;
+            let loaded = loader.load_to_the_end(choice.clone(), device, progress, errand).await;
             if let Err(error) = &loaded {
                 tracing::warn!(model = choice, %error, "a model was not loaded");
             }
-            let handle = loaded?;
+            let handle = loaded?.handle().clone();
             Ok::<_, DaemonError>(Fresh { loader, handle: Some(handle) })
         });
-        let fresh = joined(loading).await?;
+        let fresh = tokio::select! {
+            biased;
+            fresh = joined(loading) => fresh?,
+            error = patience.over_for(lacks) => {
+                self.news.note_failure(error.to_string());
+                return Err(error);
+            }
+        };
         waits.disarm();
         Ok(fresh.keep())
     }
 
-    /// As [`Self::load`], for whoever wishes it; ends early once it is given up.
+    /// As [`Self::load`], for whoever wishes it, who holds it from the moment in which others find it; ends early once it is given up.
     pub(super) async fn load_to_the_end(
         self: &Arc<Self>,
         choice: String,
         device: Option<Device>,
         progress: ProgressFn,
-        given_up: CancellationToken,
-        wish: Wish,
-    ) -> Result<ModelHandle, DaemonError> {
-        let under_way = self.news.begin(&choice);
+        errand: Errand,
+    ) -> Result<ModelLease, DaemonError> {
+        let under_way = self.news.begin(&choice, errand.wish == Wish::Operator);
         let heard = under_way.heard();
         let progress = Box::new(move |done_bytes, total_bytes| {
             heard.note(done_bytes, total_bytes);
             progress(done_bytes, total_bytes);
         });
-        let loaded = self.load_of_news(choice, device, progress, given_up, wish).await;
-        under_way.end(loaded.as_ref().err());
+        let loaded = self.load_of_news(choice, device, progress, &errand).await;
+        // What passes by itself when a guest asks is no failure of the daemon.
+        let is_passing = |error: &&DaemonError| errand.wish != Wish::Operator && error.is_passing();
+        under_way.end(loaded.as_ref().err().filter(|error| !is_passing(error)));
         loaded
     }
 
@@ -115,15 +128,18 @@ impl Loader {
         choice: String,
         device: Option<Device>,
         progress: ProgressFn,
-        given_up: CancellationToken,
-        wish: Wish,
-    ) -> Result<ModelHandle, DaemonError> {
+        errand: &Errand,
+    ) -> Result<ModelLease, DaemonError> {
+        let given_up = &errand.given_up;
+        let check_wanted = || if given_up.is_cancelled() { Err(DaemonError::GivenUp) } else { Ok(()) };
+        check_wanted()?;
         let device = self.device_of(&choice, device);
         let (config, path) = (self.config.clone(), choice.clone());
         let model = blocking(move || open_model(&path, &config)).await?;
+        check_wanted()?;
         let name = model.name.clone();
         tracing::info!(model = name, "a model is being loaded");
-        let (place, candidate) = self.keep_place(choice, model, (device, wish), &given_up).await?;
+        let (place, candidate) = self.keep_place(choice, model, device, errand).await?;
         let (config, fittings, unwanted) = (self.config.clone(), self.fittings.clone(), given_up.clone());
         let reading = blocking(move || {
             let read = read(&place, &candidate.model, &config, &fittings, &progress, &unwanted)?;
@@ -133,23 +149,23 @@ impl Loader {
         let read = read.unwrap_or_else(|panic| {
             Err(DaemonError::Panicked { name: name.clone(), message: panic_message(panic.as_ref()) })
         });
-        self.arrive((&name, wish), read, &given_up).await
+        self.arrive((&name, errand.wish), read, given_up).await
     }
 
     /// Keeps a place on its device for a model. While one of its name is coming, or others for which too much is kept beside
     /// it, that is waited for: they may fail. Models of the catalog that nobody uses make place, and those that are used are waited
-    /// for, if not for long.
+    /// for, as long as whoever wants it does.
     async fn keep_place(
         self: &Arc<Self>,
         choice: String,
         model: Model,
-        (device, wish): (Device, Wish),
-        given_up: &CancellationToken,
+        device: Device,
+        Errand { wish, given_up, lacks }: &Errand,
     ) -> Result<(Destination, Candidate), DaemonError> {
         let name = model.name.clone();
-        let waits_for = Duration::from_millis(self.config.model_wait_ms);
-        let until = Instant::now().checked_add(waits_for);
         let mut model = Some((choice, model));
+        let mut ticket = Ticket::new(self, device, *wish);
+        let mut came = None;
         loop {
             let mut changes = self.changes.subscribe();
             let mut devices = tokio::select! {
@@ -162,23 +178,31 @@ impl Loader {
             if !devices.iter().flat_map(|open| &open.coming).any(|coming| coming.name == name) {
                 let idx = self.open(&mut devices, device).await?;
                 let open = &mut devices[idx];
-                let evictable = self.residents.evictable(open, wish, &self.config);
-                let keeping = open.keep_place(&mut model, &evictable, &self.config);
+                let evictable = self.residents.evictable(open, (*wish, ticket.since()), &self.config);
+                let before = ticket.before();
+                let keeping = open.keep_place(&mut model, &evictable, (&before, came), &self.config);
                 // Also after a panic the others get back the room that they gave.
                 let kept = AssertUnwindSafe(keeping).catch_unwind().await.unwrap_or_else(|panic| {
                     let message = panic_message(panic.as_ref());
                     Err(DaemonError::Panicked { name: name.clone(), message })
                 });
                 match kept {
-                    Ok(Kept::Place(place)) => return Ok(*place),
-                    Ok(Kept::Later) => {}
+                    Ok(Kept::Place(place)) => {
+                        lacks.send_replace(None);
+                        return Ok(*place);
+                    }
+                    Ok(Kept::Later(needs)) => ticket.wait(needs),
                     Ok(Kept::Room(Room::Evict(models))) => {
                         drop(devices);
+                        came = came.into_iter().chain(self.residents.came(&models, *wish)).min();
                         let why = format!("{name} needs the room");
                         self.evict_all(&models, &why).await;
                         continue;
                     }
-                    Ok(Kept::Room(Room::Wait(awaited))) => in_the_way = Some(awaited),
+                    Ok(Kept::Room(Room::Wait(awaited))) => {
+                        ticket.wait(awaited.needs);
+                        in_the_way = Some(awaited);
+                    }
                     Err(error) => {
                         open.coming.retain(|coming| coming.name != name);
                         open.settle(&self.config).await;
@@ -188,27 +212,22 @@ impl Loader {
                 }
             }
             drop(devices);
+            lacks.send_replace(in_the_way.as_ref().map(|awaited| Lack {
+                name: name.clone(),
+                needed_bytes: awaited.needs.fixed_bytes + awaited.needs.kv_bytes_min(),
+                used: awaited.names(),
+            }));
             let over = async {
                 match &in_the_way {
                     Some(awaited) => awaited.over().await,
                     None => std::future::pending().await,
                 }
             };
-            let late = async {
-                match until.filter(|_| in_the_way.is_some()) {
-                    Some(until) => tokio::time::sleep_until(until).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 _ = changes.changed() => {}
                 () = over => {}
+                () = ticket.over() => {}
                 () = given_up.cancelled() => return Err(DaemonError::GivenUp),
-                () = late => {
-                    let awaited = in_the_way.expect("only then is it late");
-                    let (needed_bytes, used) = (awaited.needed_bytes, awaited.names());
-                    return Err(DaemonError::NoRoomNow { name, needed_bytes, used, waited: waits_for });
-                }
             }
         }
     }
@@ -229,13 +248,13 @@ impl Loader {
         Ok(devices.len() - 1)
     }
 
-    /// Puts a model that was read in its place, which others have otherwise.
+    /// Puts a model that was read in its place, which others have otherwise, and holds it: it is not to go before it was used.
     async fn arrive(
         &self,
         (name, wish): (&str, Wish),
         read: Result<(Candidate, Read), DaemonError>,
         given_up: &CancellationToken,
-    ) -> Result<ModelHandle, DaemonError> {
+    ) -> Result<ModelLease, DaemonError> {
         let mut devices = self.devices.lock().await;
         let is_here = |open: &&mut OpenDevice| open.coming.iter().any(|coming| coming.name == name);
         let Some(open) = devices.iter_mut().find(is_here) else {
@@ -243,11 +262,12 @@ impl Loader {
             blocking(move || drop(read)).await;
             return Err(DaemonError::GivenUp);
         };
+        let came = open.coming.iter().find(|coming| coming.name == name).and_then(|coming| coming.came);
         open.coming.retain(|coming| coming.name != name);
         self.changes.send_modify(|n_changes| *n_changes += 1);
         let arrived = match read {
             Ok((candidate, read)) if !given_up.is_cancelled() => {
-                open.take_in(candidate, read, &self.fittings)
+                open.take_in(candidate, read, &self.fittings).map(|handle| handle.lease())
             }
             Ok(unwanted) => {
                 blocking(move || drop(unwanted)).await;
@@ -257,10 +277,10 @@ impl Loader {
         };
         open.settle(&self.config).await;
         match &arrived {
-            Ok(handle) => {
+            Ok(lease) => {
                 // Before anybody finds it, or may have it make room.
-                self.residents.note_loaded(name, wish);
-                self.models.add(handle.clone(), &self.default);
+                self.residents.note_loaded(name, wish, came);
+                self.models.add(lease.handle().clone(), &self.default);
                 tracing::info!(model = name, default = self.default_now(), "a model was loaded");
             }
             Err(_) => self.close_idle(&mut devices).await,
@@ -300,17 +320,18 @@ impl OpenDevice {
         &mut self,
         coming: &mut Option<(String, Model)>,
         evictable: &[Evictable],
+        (before, came): (&[Needs], Option<Instant>),
         config: &Config,
     ) -> Result<Kept, DaemonError> {
         let (choice, model) = coming.take().expect("it has no place yet");
         let needs = self.chosen.needs(&model, config, self.kv_bytes_max(config))?;
         let mut candidates = [Candidate { choice, model, needs }];
-        if self.divided(&candidates, config).is_none() {
+        if !self.fits_without((needs, before), &[], config) {
             // That others go which nobody uses comes before shorter contexts.
-            let room = self.room_for(needs, evictable, config);
+            let room = self.room_for((needs, before), evictable, config);
             let not_yet = match room {
                 Some(Room::Evict(_)) => room.map(Kept::Room),
-                _ => (!self.coming.is_empty()).then_some(Kept::Later),
+                _ => (!self.coming.is_empty()).then_some(Kept::Later(needs)),
             };
             if let Some(not_yet) = not_yet {
                 let [Candidate { choice, model, .. }] = candidates;
@@ -318,16 +339,21 @@ impl OpenDevice {
                 return Ok(not_yet);
             }
         }
-        let shares = match self.shares(&mut candidates, config) {
-            Ok(shares) => shares,
-            Err(error) => {
-                let [Candidate { choice, model, needs }] = candidates;
-                let room = self.room_for(needs, evictable, config).ok_or(error)?;
-                *coming = Some((choice, model));
+        let shares = self.shares(&mut candidates, config);
+        let [candidate] = candidates;
+        let wanted = (candidate.needs, before);
+        let shares = match shares {
+            Ok(shares) if self.fits_without(wanted, &[], config) => shares,
+            not_now => {
+                let room = self.room_for(wanted, evictable, config);
+                let room = match not_now {
+                    Err(error) => room.ok_or(error)?,
+                    Ok(_) => room.expect("there is room without those before it"),
+                };
+                *coming = Some((candidate.choice, candidate.model));
                 return Ok(Kept::Room(room));
             }
         };
-        let [candidate] = candidates;
         let is_alone = self.tenants.is_empty() && self.coming.is_empty();
         let n_pages = match is_alone || candidate.is_cut() {
             true => *shares.last().expect("one is coming"),
@@ -335,7 +361,7 @@ impl OpenDevice {
             false => candidate.needs.n_pages_least(),
         };
         let name = candidate.model.name.clone();
-        self.coming.push(Coming { name: name.clone(), needs: candidate.needs.with_just(n_pages) });
+        self.coming.push(Coming { name: name.clone(), needs: candidate.needs.with_just(n_pages), came });
         let made = self.share(self.kv_bytes_of_tenants(config)).await;
         made.map_err(|source| DaemonError::Engine { name, source })?;
         let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(config) };

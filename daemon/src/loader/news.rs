@@ -26,6 +26,8 @@ pub(crate) struct News {
 pub(crate) struct UnderWay {
     name: String,
     begun: Instant,
+    /// Whether it is loaded for the operator.
+    is_operators: bool,
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
 }
@@ -75,11 +77,12 @@ impl Drop for Load<'_> {
 
 impl News {
     /// A model is being loaded that was asked for as this: a name, or a folder, of which the last part is said.
-    pub(crate) fn begin(&self, choice: &str) -> Load<'_> {
+    pub(crate) fn begin(&self, choice: &str, is_operators: bool) -> Load<'_> {
         let name = Path::new(choice).file_name().map_or(choice.into(), |name| name.to_string_lossy());
         let (done_bytes, total_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let name = name.into_owned();
         let under_way =
-            Arc::new(UnderWay { name: name.into_owned(), begun: Instant::now(), done_bytes, total_bytes });
+            Arc::new(UnderWay { name, begun: Instant::now(), is_operators, done_bytes, total_bytes });
         lock(&self.loading).push(under_way.clone());
         Load { news: self, under_way }
     }
@@ -105,6 +108,14 @@ impl News {
         &self.loads
     }
 
+    /// How many bytes of a model are loaded for the operator, and how many there are, if it is being loaded.
+    pub(crate) fn progress_of(&self, name: &str) -> Option<(u64, u64)> {
+        let loading = lock(&self.loading);
+        let under_way = loading.iter().find(|load| load.is_operators && load.name == name)?;
+        let UnderWay { done_bytes, total_bytes, .. } = &**under_way;
+        Some((done_bytes.load(Ordering::Relaxed), total_bytes.load(Ordering::Relaxed)))
+    }
+
     /// What went wrong last.
     pub(crate) fn last_failure(&self) -> Option<FailureInfo> {
         let (at, message) = lock(&self.last_failure).clone()?;
@@ -124,10 +135,11 @@ mod tests {
     #[test]
     fn a_load_is_told_until_it_ends_and_why_it_failed_after_that() {
         let news = News::default();
-        let (one, other) = (news.begin("/srv/models/llama"), news.begin("draft"));
+        let (one, other) = (news.begin("/srv/models/llama", true), news.begin("draft", false));
         one.heard().note(3, 12);
         let told = LoadingInfo { model: "llama".to_owned(), done_bytes: 3, total_bytes: 12 };
         assert_eq!(news.loading()[0], told);
+        assert_eq!((news.progress_of("llama"), news.progress_of("draft")), (Some((3, 12)), None));
         other.end(Some(&DaemonError::GivenUp));
         assert_eq!((news.loading().len(), news.last_failure()), (1, None));
         one.end(Some(&DaemonError::Leaving { name: "llama".to_owned() }));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 use trellis_engine::ModelHandle;
 
-use super::{Loader, OpenDevice, fill, open_device, open_models, watches};
-use crate::config::Device;
+use super::{Loader, OpenDevice, Tenant, fill, is_evictable, open_device, open_models, watches};
+use crate::config::{Config, Device};
 use crate::daemon::DaemonError;
 use crate::device;
 use crate::tasks::blocking;
@@ -22,12 +22,15 @@ struct Lost {
 
 impl Loader {
     /// Lets go of all devices and opens them again, with all models that were on them and are not on their way out. One
-    /// that is sent off meanwhile goes as soon as it is loaded. Waits at most so long for loads under way: nothing of a device
-    /// may be held when it is opened again.
+    /// that is sent off meanwhile goes as soon as it is loaded, and those of the catalog that are not pinned come back once somebody
+    /// asks for them. Waits at most so long for loads of the operator, and for others to be given up: nothing of a device may be
+    /// held when it is opened again.
     ///
     /// # Errors
     /// A model or a device cannot be used any more, or another load takes too long.
     pub(crate) async fn reopen(self: &Arc<Self>, loading_for_max: Duration) -> Result<(), DaemonError> {
+        // Guests that ask for one model after the other hold up nobody.
+        let _paused = self.demand.pause();
         let mut devices = timeout(loading_for_max, self.devices_at_rest())
             .await
             .map_err(|_| DaemonError::Loading { waited: loading_for_max })?;
@@ -37,7 +40,7 @@ impl Loader {
             self.totals.close(&tenant.handle, None);
         }
         let (opened, renewed) = blocking(move || {
-            let plans: Vec<Lost> = lost.iter().map(Lost::of).collect();
+            let plans: Vec<Lost> = lost.iter().map(|open| Lost::of(open, &loader.config)).collect();
             // Nothing can be had of a device again as long as anything of it is held.
             drop(lost);
             let (mut opened, mut renewed) = (Vec::new(), Vec::new());
@@ -62,8 +65,11 @@ impl Loader {
 }
 
 impl Lost {
-    fn of(open: &OpenDevice) -> Self {
-        let staying = || open.tenants.iter().filter(|tenant| !tenant.handle.is_closed());
+    fn of(open: &OpenDevice, config: &Config) -> Self {
+        let comes_back = |tenant: &&Tenant| {
+            !tenant.handle.is_closed() && !is_evictable(&tenant.handle.model().name, config)
+        };
+        let staying = || open.tenants.iter().filter(comes_back);
         Self {
             device: open.device,
             choices: staying().map(|tenant| tenant.choice.clone()).collect(),
@@ -74,9 +80,73 @@ impl Lost {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use trellis_engine::account::{ActorId, GuestId};
+
     use super::*;
-    use crate::config::Config;
+    use crate::config::CatalogModel;
+    use crate::daemon::{BackendWrap, Seams};
     use crate::loader::Fittings;
+    use crate::models::names;
+    use crate::on_demand::{Again, Asker, LoadListener};
+
+    fn asker() -> Asker {
+        Asker { guest: GuestId(1), user: ActorId(1), loads: LoadListener::default() }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn models_on_demand_hold_up_nothing_and_come_back_when_they_are_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = folder.path().join("copy");
+        std::fs::create_dir(&copy).expect("made");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/models/draft");
+        for file in std::fs::read_dir(source).expect("it is there") {
+            let file = file.expect("it can be read").path();
+            std::fs::copy(&file, copy.join(file.file_name().expect("a name"))).expect("copied");
+        }
+        let of = |path: &str| CatalogModel { path: path.to_owned(), ..CatalogModel::default() };
+        let catalog = [("a", of(copy.to_str().expect("UTF-8"))), ("b", of("draft"))];
+        let config = Config {
+            models: vec!["tiny".to_owned()],
+            catalog: catalog.map(|(name, model)| (name.to_owned(), model)).into(),
+            device: Device::Cpu,
+            ..Config::default()
+        };
+        // `b` is not there before it is let go.
+        let (begun, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = Mutex::new(wait);
+        let wrap: BackendWrap = Arc::new(move |name, backend| {
+            if name == "b" {
+                let _ = begun.send(());
+                let _ = wait.lock().expect("no panic").recv();
+            }
+            backend
+        });
+        let fittings =
+            Fittings { seams: Seams { wrap: Some(wrap), ..Seams::default() }, ..Fittings::default() };
+        let loader = Loader::start(config, folder.path().to_owned(), fittings, &|_| {});
+        let loader = Arc::new(loader.expect("it loads"));
+        loader.open_catalog();
+        let opener = loader.models().opener().expect("there is one").clone();
+        drop(opener.open("a", asker()).await.expect("it is loaded"));
+        std::fs::remove_dir_all(&copy).expect("removed");
+        let waiting = tokio::spawn(opener.open("b", asker()));
+        has_begun.recv().await.expect("it is read");
+        let reopens = loader.clone();
+        let reopening = tokio::spawn(async move { reopens.reopen(Duration::from_secs(120)).await });
+        while !loader.demand.is_paused() {
+            tokio::task::yield_now().await;
+        }
+        drop(go);
+        reopening.await.expect("no panic").expect("it is opened again");
+        assert!(names(&loader.models().now()).iter().all(|name| name != "a"), "nobody has asked for it");
+        let opened = waiting.await.expect("no panic").expect("it is loaded all the same");
+        assert!(opened.model.stats().await.is_ok(), "it is on the device that was opened again");
+        let gone = opener.open("a", asker()).await.expect_err("its files are gone");
+        assert_eq!(gone.again, Again::Never, "{gone:?}");
+    }
 
     #[tokio::test]
     async fn a_load_that_does_not_end_keeps_no_failure_to_itself() {

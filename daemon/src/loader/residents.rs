@@ -27,7 +27,8 @@ pub(super) struct Residents(Mutex<HashMap<String, Resident>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Resident {
-    loaded: Instant,
+    /// When it came in the place of nothing that the same user had loaded.
+    came: Instant,
     wish: Wish,
     used: Instant,
 }
@@ -36,6 +37,7 @@ struct Resident {
 #[derive(Debug)]
 pub(super) struct Evictable {
     pub(super) handle: ModelHandle,
+    is_failed: bool,
     used: Instant,
     /// Until then it stays whatever others wish.
     stays_until: Option<Instant>,
@@ -63,10 +65,17 @@ impl Residents {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A model was loaded.
-    pub(super) fn note_loaded(&self, name: &str, wish: Wish) {
+    /// A model was loaded, in the place of others that came then for the same wish.
+    pub(super) fn note_loaded(&self, name: &str, wish: Wish, came: Option<Instant>) {
         let now = Instant::now();
-        self.lock().insert(name.to_owned(), Resident { loaded: now, wish, used: now });
+        self.lock().insert(name.to_owned(), Resident { came: came.unwrap_or(now), wish, used: now });
+    }
+
+    /// When the first of these came that was loaded for this wish.
+    pub(super) fn came(&self, models: &[ModelHandle], wish: Wish) -> Option<Instant> {
+        let residents = self.lock();
+        let known = models.iter().filter_map(|model| residents.get(&model.model().name));
+        known.filter(|resident| resident.wish == wish).map(|resident| resident.came).min()
     }
 
     /// A guest has something of a model, or had until now.
@@ -82,8 +91,14 @@ impl Residents {
         Some(if *model.holders().borrow() > 0 { Duration::ZERO } else { used.elapsed() })
     }
 
-    /// Those on a device that may make room for what somebody wishes, the first to go first.
-    pub(super) fn evictable(&self, open: &OpenDevice, wish: Wish, config: &Config) -> Vec<Evictable> {
+    /// Those on a device that may make room for what somebody wishes, and has waited for since then; the first to go first. What has
+    /// failed is of no use, and goes before all.
+    pub(super) fn evictable(
+        &self,
+        open: &OpenDevice,
+        (wish, since): (Wish, Option<Instant>),
+        config: &Config,
+    ) -> Vec<Evictable> {
         let residents = self.lock();
         let stays = Duration::from_millis(config.model_resident_ms);
         let evictable = open.tenants.iter().filter_map(|tenant| {
@@ -91,13 +106,16 @@ impl Residents {
             if !is_evictable(name, config) || tenant.handle.is_closed() {
                 return None;
             }
-            let Resident { loaded, wish: whose, used } = *residents.get(name)?;
-            let is_free_to = wish == Wish::Operator || wish == whose;
-            let stays_until = if is_free_to { None } else { loaded.checked_add(stays) };
-            Some(Evictable { handle: tenant.handle.clone(), used, stays_until })
+            let Resident { came, wish: whose, used } = *residents.get(name)?;
+            let is_failed = tenant.handle.failure().is_some();
+            let is_free_to = wish == Wish::Operator || wish == whose || is_failed;
+            // What its user loads and loads again holds up nobody for longer than that.
+            let from = since.map_or(came, |since| since.min(came));
+            let stays_until = if is_free_to { None } else { from.checked_add(stays) };
+            Some(Evictable { handle: tenant.handle.clone(), is_failed, used, stays_until })
         });
         let mut evictable: Vec<Evictable> = evictable.collect();
-        evictable.sort_by_key(|model| model.used);
+        evictable.sort_by_key(|model| (!model.is_failed, model.used));
         evictable
     }
 }

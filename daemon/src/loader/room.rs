@@ -25,8 +25,8 @@ pub(super) enum Room {
 /// Models that are in the way.
 #[derive(Debug)]
 pub(super) struct Awaited {
-    /// What all of the room has to be.
-    pub(super) needed_bytes: u64,
+    /// What the room has to be for.
+    pub(super) needs: Needs,
     /// Those that guests use.
     pub(super) held: Vec<ModelHandle>,
     /// When the first of the others may go that nobody uses.
@@ -61,34 +61,59 @@ impl Awaited {
 }
 
 impl OpenDevice {
-    /// Whether a model fits that needs so much, if these are not there.
-    fn fits_without(&self, needs: Needs, gone: &[&ModelHandle], config: &Config) -> bool {
+    /// Whether a model fits that needs so much, beside those that came before, if these are not there.
+    pub(super) fn fits_without(
+        &self,
+        (needs, before): (Needs, &[Needs]),
+        gone: &[&ModelHandle],
+        config: &Config,
+    ) -> bool {
         let is_gone = |handle: &ModelHandle| gone.iter().any(|other| other.is_same(handle));
         let staying =
             self.tenants.iter().filter(|tenant| !is_gone(&tenant.handle)).map(|tenant| tenant.needs);
         let coming = self.coming.iter().map(super::Coming::needs);
-        let all: Vec<Needs> = staying.chain(coming).chain([needs]).collect();
+        let all: Vec<Needs> = staying.chain(coming).chain(before.iter().copied()).chain([needs]).collect();
         divide(self.kv_bytes(&all, config), &all).is_some()
     }
 
-    /// What makes room for a model that does not fit; nothing does that may be done if this is `None`.
-    pub(super) fn room_for(&self, needs: Needs, evictable: &[Evictable], config: &Config) -> Option<Room> {
+    /// What makes room for a model that does not fit, if what those need who came before is left for them; nothing does that may be
+    /// done if this is `None`.
+    pub(super) fn room_for(
+        &self,
+        (needs, before): (Needs, &[Needs]),
+        evictable: &[Evictable],
+        config: &Config,
+    ) -> Option<Room> {
+        if let Some(room) = self.room_beside((needs, before), evictable, config) {
+            return Some(room);
+        }
+        // There is room for one and not for the other: those who came before are waited for.
+        let is_room = !before.is_empty() && self.room_beside((needs, &[]), evictable, config).is_some();
+        is_room.then(|| Room::Wait(Awaited { needs, held: Vec::new(), until: None }))
+    }
+
+    fn room_beside(
+        &self,
+        (needs, before): (Needs, &[Needs]),
+        evictable: &[Evictable],
+        config: &Config,
+    ) -> Option<Room> {
         let now = Instant::now();
         let mut going: Vec<&ModelHandle> = Vec::new();
         let leaving = self.tenants.iter().map(|tenant| &tenant.handle).filter(|handle| handle.is_closed());
         let leaving: Vec<&ModelHandle> = leaving.collect();
         let mut free = evictable.iter().filter(|model| model.is_free(now)).map(|model| &model.handle);
-        while !self.fits_without(needs, &going, config) {
+        while !self.fits_without((needs, before), &going, config) {
             match free.next() {
                 Some(next) => going.push(next),
                 None => {
                     let all: Vec<&ModelHandle> =
                         evictable.iter().map(|model| &model.handle).chain(leaving).collect();
-                    return self.fits_without(needs, &all, config).then(|| {
+                    return self.fits_without((needs, before), &all, config).then(|| {
                         let (held, idle): (Vec<_>, Vec<_>) =
                             evictable.iter().partition(|model| model.is_held());
                         Room::Wait(Awaited {
-                            needed_bytes: needs.fixed_bytes + needs.kv_bytes_min(),
+                            needs,
                             held: held.into_iter().map(|model| model.handle.clone()).collect(),
                             until: idle
                                 .iter()
@@ -108,7 +133,7 @@ impl OpenDevice {
                 .filter(|&(other, _)| other != idx)
                 .map(|(_, model)| *model)
                 .collect();
-            if self.fits_without(needs, &without, config) {
+            if self.fits_without((needs, before), &without, config) {
                 going.remove(idx);
             }
         }

@@ -7,10 +7,13 @@ use tracing::Subscriber;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use super::ring::{LogRing, RingWriter};
-use crate::config::LogFormat;
+use crate::config::{LogFilter, LogFormat};
+
+/// Has something else logged from then on.
+pub(crate) type SetLog = Box<dyn Fn(&LogFilter) + Send + Sync>;
 
 type AnyLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
@@ -29,11 +32,12 @@ pub(crate) fn keep(line: &str) {
     }
 }
 
-/// Starts the log of this process, once, and keeps so many bytes of its newest lines.
+/// Starts the log of this process, once, and keeps so many bytes of its newest lines; returns how something else is logged from
+/// then on.
 ///
 /// # Errors
 /// The journal cannot be reached.
-pub(crate) fn start(filter: EnvFilter, format: LogFormat, n_bytes_kept: usize) -> io::Result<()> {
+pub(crate) fn start(filter: EnvFilter, format: LogFormat, n_bytes_kept: usize) -> io::Result<SetLog> {
     let ring = RING.get_or_init(|| Arc::new(LogRing::new(n_bytes_kept)));
     let kept = RingWriter(ring.clone());
     let stderr = fmt::layer().with_writer(io::stderr);
@@ -48,8 +52,12 @@ pub(crate) fn start(filter: EnvFilter, format: LogFormat, n_bytes_kept: usize) -
         }
         LogFormat::Journald => vec![journal()?, lines(kept)],
     };
+    let (filter, filter_handle) = reload::Layer::new(filter);
     tracing_subscriber::registry().with(layers).with(filter).init();
-    Ok(())
+    Ok(Box::new(move |log| {
+        // It is there as long as the process is.
+        let _ = filter_handle.reload(log.filter());
+    }))
 }
 
 /// Lines of text without colours.

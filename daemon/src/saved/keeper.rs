@@ -1,7 +1,7 @@
 //! The archives of models, over one store: what engines say is put into a queue for each user, and two threads do what the
 //! queues say, one thing of a user at a time and user by user in turn.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use super::file::ModelKind;
 /// Users that are served at once: one with a slow disk to itself does not keep all others waiting.
 const N_THREADS: usize = 4;
 
-/// What may be asked for one user before it is done, more than its guests have contexts: what comes beyond that is not kept, or
-/// not there.
+/// What may be asked for one user before it is done, more than its guests have contexts and calls under way: what comes beyond that
+/// is not kept, or not there.
 const N_JOBS_MAX: usize = 1 << 11;
 
 /// The archives of all models. Its threads end with it, after what they are at.
@@ -29,6 +29,8 @@ pub(crate) struct Keepers {
 #[derive(Debug)]
 struct Shared {
     store: Store,
+    /// Models that are loaded when a guest asks for them: what is kept of them is forgotten also while they are not.
+    on_demand: Vec<String>,
     queues: Mutex<Queues>,
     changed: Condvar,
 }
@@ -38,8 +40,8 @@ struct Queues {
     by_user: HashMap<ActorId, VecDeque<Job>>,
     /// Users with jobs of whom none is being done, the next first.
     order: VecDeque<ActorId>,
-    /// Users of whom one is being done.
-    n_busy: usize,
+    /// The model of each that is being done, one of a user.
+    busy: Vec<Arc<OfModel>>,
     n_threads: usize,
     is_over: bool,
 }
@@ -97,10 +99,10 @@ struct Keeper {
 }
 
 impl Keepers {
-    /// Over this store.
-    pub(crate) fn over(store: Store) -> Self {
+    /// Over this store, for all models that come to be loaded, and these.
+    pub(crate) fn over(store: Store, on_demand: Vec<String>) -> Self {
         let (queues, changed) = (Mutex::default(), Condvar::new());
-        Self { shared: Arc::new(Shared { store, queues, changed }) }
+        Self { shared: Arc::new(Shared { store, on_demand, queues, changed }) }
     }
 
     /// The archive of a model that is computed by a backend.
@@ -112,11 +114,15 @@ impl Keepers {
         Arc::new(Keeper { of: Arc::new(of), shared: self.shared.clone() })
     }
 
-    /// Waits until all that was saved is on disk, for so long at most; returns whether it is.
-    pub(crate) fn settle(&self, at_most: Duration) -> bool {
+    /// Waits until all that was saved of the model of a name, or of all, is on disk, for so long at most; returns whether it is. What is to be
+    /// done for the model goes before all else.
+    pub(crate) fn settle(&self, of: Option<&str>, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
         let mut queues = self.shared.lock();
-        while queues.n_busy > 0 || !queues.order.is_empty() {
+        if let Some(model) = of {
+            queues.bring_forward(model);
+        }
+        while queues.has_jobs_of(of) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -130,6 +136,26 @@ impl Keepers {
     /// Bytes of files: of a user, or of all.
     pub(crate) fn n_bytes(&self, actor: Option<ActorId>) -> u64 {
         self.shared.store.n_bytes(actor)
+    }
+}
+
+impl Queues {
+    fn has_jobs_of(&self, of: Option<&str>) -> bool {
+        let is_of = |model: &Arc<OfModel>| of.is_none_or(|of| of == model.model.name);
+        self.busy.iter().any(is_of) || self.by_user.values().flatten().any(|job| is_of(&job.model))
+    }
+
+    /// What is to be done for a model goes first, in the order in which it was asked for: that of other models is about others.
+    fn bring_forward(&mut self, model: &str) {
+        let is_of = |job: &Job| job.model.model.name == model;
+        let mut has_none = HashSet::new();
+        for (actor, jobs) in &mut self.by_user {
+            jobs.make_contiguous().sort_by_key(|job| !is_of(job));
+            if !jobs.front().is_some_and(is_of) {
+                has_none.insert(*actor);
+            }
+        }
+        self.order.make_contiguous().sort_by_key(|actor| has_none.contains(actor));
     }
 }
 
@@ -177,18 +203,23 @@ impl Shared {
         match of_user.iter_mut().rev().find(|other| other.name == job.name) {
             // Only the last of what is saved under a name is there to be taken.
             Some(last) if last.is_replaced_by(&job) => *last = job,
-            // Whoever waits goes before all that is only written.
-            None if !matches!(job.asked, Asked::Save(_)) => of_user.push_front(job),
-            _ if n_jobs < N_JOBS_MAX || !matches!(job.asked, Asked::Save(_)) => of_user.push_back(job),
-            _ => {
-                tracing::debug!(uid = actor.0, "more contexts are saved at once than are kept");
+            _ if n_jobs >= N_JOBS_MAX => {
+                // Whoever waits for it is told that there is nothing, as it is dropped.
+                drop(queues);
+                tracing::debug!(uid = actor.0, ?job.name, "more is asked of saved contexts at once than is done");
                 return;
             }
+            // Whoever waits goes before all that is only written, and after those who wait already.
+            None if !matches!(job.asked, Asked::Save(_)) => {
+                let n_waiting = of_user.iter().take_while(|other| !matches!(other.asked, Asked::Save(_)));
+                of_user.insert(n_waiting.count(), job);
+            }
+            _ => of_user.push_back(job),
         }
         if !is_known {
             queues.order.push_back(actor);
         }
-        if queues.n_threads < N_THREADS && queues.n_threads < queues.n_busy + queues.order.len() {
+        if queues.n_threads < N_THREADS && queues.n_threads < queues.busy.len() + queues.order.len() {
             let shared = self.clone();
             let spawned = std::thread::Builder::new().name("saved".to_owned()).spawn(move || shared.serve());
             match spawned {
@@ -218,7 +249,8 @@ impl Shared {
                 continue;
             };
             let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
-            queues.n_busy += 1;
+            let of = job.as_ref().map(|job| job.model.clone());
+            queues.busy.extend(of.clone());
             drop(queues);
             if let Some(job) = job {
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.carry_out(job)));
@@ -227,7 +259,10 @@ impl Shared {
                 }
             }
             queues = self.lock();
-            queues.n_busy -= 1;
+            if let Some(idx) = of.and_then(|of| queues.busy.iter().position(|other| Arc::ptr_eq(other, &of)))
+            {
+                queues.busy.swap_remove(idx);
+            }
             match queues.by_user.get(&actor).is_some_and(|jobs| !jobs.is_empty()) {
                 true => queues.order.push_back(actor),
                 false => drop(queues.by_user.remove(&actor)),
@@ -262,11 +297,15 @@ impl Shared {
                 wanted.answer(self.store.get(model.kind(), &name, &account).map(Box::new));
             }
             Asked::Forget(wanted) => {
-                let forgotten = self.store.forget(model_name, &name).unwrap_or_else(|error| {
-                    tracing::warn!(uid, model = model_name, %error, "a saved context stays on disk");
-                    false
-                });
-                wanted.answer(forgotten.then_some(()));
+                let mut is_forgotten = false;
+                let others = self.on_demand.iter().filter(|other| *other != model_name);
+                for model in others.chain([model_name]) {
+                    is_forgotten |= self.store.forget(model, &name).unwrap_or_else(|error| {
+                        tracing::warn!(uid, model, %error, "a saved context stays on disk");
+                        false
+                    });
+                }
+                wanted.answer(is_forgotten.then_some(()));
             }
         }
     }

@@ -7,8 +7,8 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use trellis_engine::account::{Account, ActorId, HostCharge};
@@ -27,6 +27,8 @@ pub(crate) struct Store {
     dir: PathBuf,
     limits: StoreLimits,
     n_temporary: AtomicU64,
+    /// The folder, locked as one that is in use: daemons of a user may share it.
+    in_use: OnceLock<fs::File>,
 }
 
 /// Bytes of files.
@@ -49,12 +51,27 @@ struct Found {
 impl Store {
     /// The store in a folder, which is made with the first file.
     pub(crate) fn new(dir: PathBuf, limits: StoreLimits) -> Self {
-        let store = Self { dir, limits, n_temporary: AtomicU64::new(0) };
-        for user in store.users() {
-            // Left behind by a daemon that was killed.
-            files(&user, TEMPORARY).for_each(|found| drop(fs::remove_file(found.path)));
+        let store = Self { dir, limits, n_temporary: AtomicU64::new(0), in_use: OnceLock::new() };
+        // Left behind by a daemon that was killed, unless another is there that may be writing it.
+        if let Ok(folder) = fs::File::open(&store.dir)
+            && folder.try_lock().is_ok()
+        {
+            for user in store.users() {
+                files(&user, TEMPORARY).for_each(|found| drop(fs::remove_file(found.path)));
+            }
         }
+        store.note_in_use();
         store
+    }
+
+    /// Locks the folder for as long as the store is there, if it is there itself.
+    fn note_in_use(&self) {
+        if self.in_use.get().is_none()
+            && let Ok(folder) = fs::File::open(&self.dir)
+            && folder.try_lock_shared().is_ok()
+        {
+            let _ = self.in_use.set(folder);
+        }
     }
 
     fn folder(&self, actor: ActorId) -> PathBuf {
@@ -135,6 +152,7 @@ impl Store {
         for dir in [&self.dir, &folder] {
             make_private(dir).map_err(io::Error::other)?;
         }
+        self.note_in_use();
         let n = self.n_temporary.fetch_add(1, Ordering::Relaxed);
         let temporary = folder.join(format!("{}-{n}.{TEMPORARY}", std::process::id()));
         let put = || {

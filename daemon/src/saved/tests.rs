@@ -10,7 +10,7 @@ use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
 use trellis_engine::{
     Answer, Ask, Context, Engine, EngineError, EngineSettings, KvBounds, ModelFittings, ModelHandle,
-    Positions,
+    Positions, SavedName,
 };
 
 use super::{Keepers, Store, StoreLimits};
@@ -29,7 +29,7 @@ struct Life {
 impl Life {
     fn begin(dir: &std::path::Path, n_host_pages: usize) -> Self {
         let limits = StoreLimits { of_user: 1 << 30, of_all: 1 << 30 };
-        let keepers = Keepers::over(Store::new(dir.join("contexts"), limits));
+        let keepers = Keepers::over(Store::new(dir.join("contexts"), limits), vec!["asleep".to_owned()]);
         let source = bundled::source("draft").expect("a bundled model");
         let model = Arc::new(Model::open("draft", &source).expect("it opens"));
         let options = CpuOptions {
@@ -93,7 +93,7 @@ async fn what_was_saved_is_opened_by_another_engine_and_nothing_is_computed_agai
         let life = Life::begin(dir.path(), 64);
         let mut context = life.context(n_tokens).await;
         context.save("plans").await.expect("saved");
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
         bits(&mut context).await
     };
     let life = Life::begin(dir.path(), 64);
@@ -117,7 +117,7 @@ async fn without_pages_for_it_the_rest_is_computed_again_to_the_same_bits() {
         let life = Life::begin(dir.path(), 0);
         let mut context = life.context(100).await;
         context.save("plans").await.expect("saved");
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
         bits(&mut context).await
     };
     for (n_host_pages, n_restored) in [(0, 0), (3, 48)] {
@@ -144,7 +144,7 @@ async fn holes_and_steering_come_back_with_the_tokens() {
         steered.steer(vec![(1, vector)], 20).await.expect("steered");
         assert_eq!(answer(&mut steered, Ask::Prefill).await, Answer::Prefilled);
         steered.save("steered").await.expect("saved");
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
         for context in [&mut holed, &mut steered] {
             wanted.push((context.tokens().to_vec(), bits(context).await));
         }
@@ -172,7 +172,7 @@ async fn what_is_forgotten_stays_so() {
         }
         life.model.forget(&life.owner(7), "a").await.expect("it was there");
         assert!(matches!(life.open(7, "a").await, Err(EngineError::NotSaved { .. })));
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(Some("draft"), PATIENCE));
     }
     let life = Life::begin(dir.path(), 64);
     assert!(matches!(life.open(7, "a").await, Err(EngineError::NotSaved { .. })));
@@ -190,7 +190,7 @@ async fn many_that_open_one_at_once_all_have_it_and_who_stops_waiting_leaves_not
         let life = Life::begin(dir.path(), 64);
         let mut context = life.context(200).await;
         context.save("plans").await.expect("saved");
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
     }
     let life = Life::begin(dir.path(), 64);
     let given_up = tokio::time::timeout(Duration::ZERO, life.open(7, "plans")).await;
@@ -214,7 +214,7 @@ async fn what_is_forgotten_while_it_comes_back_holds_up_nobody() {
         for name in &names {
             context.save(name).await.expect("saved");
         }
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
     }
     let life = Life::begin(dir.path(), 64);
     let mut busy = life.context(10).await;
@@ -237,15 +237,34 @@ async fn a_context_with_too_many_evictions_behind_it_is_not_kept_and_nor_is_what
         let life = Life::begin(dir.path(), 64);
         let mut context = life.context(20).await;
         context.save("plans").await.expect("saved");
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
         for token in 0..1100 {
             context.append(&[10 + token % 400]).await.expect("there is room");
             context.evict(1, 2, Positions::CloseUp).await.expect("evicted");
         }
         context.save("plans").await.expect("saved");
-        assert!(life.keepers.settle(PATIENCE));
+        assert!(life.keepers.settle(None, PATIENCE));
         assert_eq!(life.open(7, "plans").await.expect("it is in memory").tokens().len(), 20);
     }
     let life = Life::begin(dir.path(), 64);
     assert!(matches!(life.open(7, "plans").await, Err(EngineError::NotSaved { .. })));
+}
+
+#[tokio::test]
+async fn what_was_saved_of_a_model_that_is_not_loaded_is_forgotten_as_well() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let life = Life::begin(dir.path(), 64);
+    life.context(20).await.save("plans").await.expect("saved");
+    assert!(life.keepers.settle(None, PATIENCE));
+    let limits = StoreLimits { of_user: 1 << 30, of_all: 1 << 30 };
+    let store = Store::new(dir.path().join("contexts"), limits);
+    let of = |model, uid| store.path(model, &SavedName { actor: ActorId(uid), name: "plans".to_owned() });
+    std::fs::create_dir_all(of("asleep", 8).parent().expect("a folder")).expect("made");
+    for (model, uid) in [("asleep", 7), ("asleep", 8), ("other", 7)] {
+        std::fs::write(of(model, uid), "kept").expect("written");
+    }
+    life.model.forget(&life.owner(7), "plans").await.expect("it is forgotten");
+    assert!(!of("draft", 7).exists() && !of("asleep", 7).exists());
+    assert!(of("asleep", 8).exists(), "another user's");
+    assert!(of("other", 7).exists(), "of no model that a guest may open");
 }

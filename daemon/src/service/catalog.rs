@@ -5,14 +5,17 @@ use std::sync::Arc;
 use trellis_engine::ModelHandle;
 use trellis_wire::{ErrorBody, ErrorCode, FitInfo, ModelInfo};
 
-use super::{check_operator, errors, is_operator, whole_ms};
+use super::{errors, whole_ms};
 use crate::config::Device;
+use crate::live::Live;
 use crate::loader::{Fit, Loader, Verdict, is_evictable};
+use crate::permissions::{Permission, Permissions};
 use crate::session::{Actor, LoadRequest};
 
 /// The models of the catalog, as they are loaded.
 pub(super) struct Catalog {
     loader: Arc<Loader>,
+    permissions: Arc<Live<Permissions>>,
 }
 
 /// The device that a client has named.
@@ -22,8 +25,8 @@ pub(super) fn device(name: Option<String>) -> Result<Option<Device>, ErrorBody> 
 }
 
 impl Catalog {
-    pub(super) fn new(loader: Arc<Loader>) -> Self {
-        Self { loader }
+    pub(super) fn new(loader: Arc<Loader>, permissions: Arc<Live<Permissions>>) -> Self {
+        Self { loader, permissions }
     }
 
     /// The name of the model that goes by this one; the same for one that is not of the catalog.
@@ -67,16 +70,17 @@ impl Catalog {
     /// Whether there is room for a model.
     ///
     /// # Errors
-    /// The model is not of the catalog, and the actor not the operator; or it cannot be used.
+    /// The model is not of the catalog, and the actor may not load others; or it cannot be used.
     pub(super) async fn fit(&self, actor: Actor, request: LoadRequest) -> Result<FitInfo, ErrorBody> {
         let (choice, device) = (self.name_of(request.model), device(request.device)?);
         let is_declared = self.loader.config().catalog.contains_key(&choice);
         if !is_declared || device.is_some() {
-            check_operator(actor, "ask about models that are not loaded on demand")?;
+            self.permissions.get().check(actor, Permission::Load).await?;
         }
-        let fit = self.loader.fit(choice, device).await.map_err(|error| match is_operator(actor) {
+        let may_load = self.permissions.get().has(actor, Permission::Load).await;
+        let fit = self.loader.fit(choice, device).await.map_err(|error| match may_load {
             true => errors::not_loaded(&error),
-            // Where files are, and what is wrong with them, is for the operator.
+            // Where files are, and what is wrong with them, is for who may load any.
             false => {
                 let code = errors::not_loaded(&error).code;
                 ErrorBody::new(code, "the model cannot be loaded; the operator may ask why").about("model")

@@ -8,6 +8,8 @@ use trellis_wire::{ErrorBody, ErrorCode};
 use crate::daemon::DaemonError;
 use crate::guest::{GuestEnd, GuestError, shown_name};
 use crate::models::{DeviceFailure, Models};
+use crate::on_demand::Again;
+use crate::reload::ReloadError;
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -68,6 +70,15 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::Engine { source, .. } if source.is_retryable() => body(ErrorCode::EngineFailed),
         _ => body(ErrorCode::LoadFailed),
     }
+}
+
+/// Why the configuration was not read again, or not taken.
+pub(super) fn not_reloaded(error: &ReloadError) -> ErrorBody {
+    let code = match error {
+        ReloadError::NoOrigin => ErrorCode::Unsupported,
+        ReloadError::Config(_) | ReloadError::Daemon(_) => ErrorCode::InvalidConfiguration,
+    };
+    ErrorBody::new(code, format!("{error}; nothing has changed"))
 }
 
 /// Why a guest was not compiled or not started.
@@ -163,8 +174,12 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         }
         GuestEnd::ModelFailed { model, .. } => body(ErrorCode::EngineFailed).about("model").with_value(model),
         GuestEnd::ModelUnloaded { model } => body(ErrorCode::ModelUnloaded).about("model").with_value(model),
-        GuestEnd::ModelNotLoaded { model, is_retryable, .. } => {
-            let code = if *is_retryable { ErrorCode::NoRoomNow } else { ErrorCode::LoadFailed };
+        GuestEnd::ModelNotLoaded { model, again, .. } => {
+            let code = match again {
+                Again::Never => ErrorCode::LoadFailed,
+                Again::Later => ErrorCode::NoRoomNow,
+                Again::NextDaemon => ErrorCode::ShuttingDown,
+            };
             body(code).about("model").with_value(model)
         }
         GuestEnd::ClientGone => body(ErrorCode::Cancelled),

@@ -8,9 +8,8 @@
 //!   guests that have names (`registry`); `catalog` says what is known of models that are loaded on demand; `limits` adds up what is in use of each limit, `metrics` reads off what monitoring is told, `told` has what clients are told. The accounts of users and sessions,
 //!   in which those of guests lie, are in `crate::accounts`.
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
-//! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
-//!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for
-//!   the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
+//! - Must not happen: a call that is answered before `crate::permissions` was asked whether its actor may make it; a path on the disk of
+//!   the machine that leaves it to another actor than the operator; a wait for the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
 
 mod catalog;
 mod components;
@@ -32,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage,
-    LABEL_BYTES_MAX, LimitInfo, LogLines, LogsAsked, ModelInfo, Program as ProgramName, Stage,
+    LABEL_BYTES_MAX, LimitInfo, LogLines, LogsAsked, ModelInfo, Program as ProgramName, ReloadInfo, Stage,
 };
 
 use self::catalog::Catalog;
@@ -49,10 +48,13 @@ use crate::guest::{
     CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, LoadListener,
     PolicedGuest, Program, RunningGuest as Started, Used,
 };
+use crate::live::Live;
 use crate::loader::Loader;
 use crate::machine;
 use crate::metrics::{Exposition, SessionCounts};
 use crate::models::{self, names};
+use crate::permissions::{Permission, Permissions, is_operator};
+use crate::reload::Reload;
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
 };
@@ -71,25 +73,35 @@ pub struct HostService {
     catalog: Catalog,
     components: Arc<Components>,
     accounts: Arc<Accounts>,
+    permissions: Arc<Live<Permissions>>,
+    reload: Arc<Reload>,
     n_sessions: AtomicU64,
     shutdown: CancellationToken,
     started: Instant,
 }
 
+/// What a service is made of.
+pub(crate) struct Parts {
+    pub(crate) host: Arc<GuestHost>,
+    pub(crate) loader: Arc<Loader>,
+    pub(crate) guests_dir: Option<PathBuf>,
+    pub(crate) accounts: Arc<Accounts>,
+    pub(crate) permissions: Arc<Live<Permissions>>,
+    pub(crate) reload: Arc<Reload>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) started: Instant,
+}
+
 impl HostService {
-    pub(crate) fn new(
-        host: Arc<GuestHost>,
-        loader: Arc<Loader>,
-        guests_dir: Option<PathBuf>,
-        accounts: Arc<Accounts>,
-        shutdown: CancellationToken,
-        started: Instant,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { host, loader, guests_dir, accounts, permissions, reload, shutdown, started } = parts;
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir),
-            catalog: Catalog::new(loader.clone()),
+            catalog: Catalog::new(loader.clone(), permissions.clone()),
             accounts,
+            permissions,
+            reload,
             n_sessions: AtomicU64::new(0),
             host,
             loader,
@@ -102,6 +114,22 @@ impl HostService {
     #[must_use]
     pub fn host(&self) -> &Arc<GuestHost> {
         &self.host
+    }
+
+    async fn check(&self, actor: Actor, permission: Permission) -> Result<(), ErrorBody> {
+        self.permissions.get().check(actor, permission).await
+    }
+
+    /// What a client wants to run, if it may: who brings no components runs those that are registered, by their names or by
+    /// their hashes.
+    async fn allowed(&self, actor: Actor, program: ProgramName) -> Result<ProgramName, ErrorBody> {
+        self.check(actor, Permission::Run).await?;
+        let ProgramName::Component { hash } = &program else { return Ok(program) };
+        let Err(error) = self.check(actor, Permission::Upload).await else { return Ok(program) };
+        match self.registry.name_of(&blake3::Hash::from_bytes(hash.0)).await {
+            Some(name) => Ok(ProgramName::Named { name }),
+            None => Err(error),
+        }
     }
 
     /// The component that a client names, compiled; and what people call it.
@@ -184,9 +212,10 @@ impl Service for HostService {
         io: GuestIo,
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
-        let is_component = matches!(request.program, ProgramName::Component { .. });
         let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
-        let (program, name) = self.program((request.actor, session), request.program, &progress).await?;
+        let program = self.allowed(request.actor, request.program).await?;
+        let is_component = matches!(program, ProgramName::Component { .. });
+        let (program, name) = self.program((request.actor, session), program, &progress).await?;
         let name = match &request.label {
             // Anybody may call a component anything: its hash stays beside that.
             Some(label) if is_component => {
@@ -281,6 +310,10 @@ impl Service for HostService {
         Ok(RunningGuest { guest_id: id.0, end, stop: StopHandle::new(move |_| stop.stop()) })
     }
 
+    async fn may_upload(&self, actor: Actor) -> Result<(), ErrorBody> {
+        self.check(actor, Permission::Upload).await
+    }
+
     async fn store_component(
         &self,
         actor: Actor,
@@ -324,7 +357,7 @@ impl Service for HostService {
         request: LoadRequest,
         progress: ProgressSink,
     ) -> Result<String, ErrorBody> {
-        check_operator(actor, "load models")?;
+        self.check(actor, Permission::Load).await?;
         let LoadRequest { model, device } = request;
         let (model, device) = (self.catalog.name_of(model), catalog::device(device)?);
         let report = move |done, total| progress.report(Stage::Load, done, total);
@@ -338,14 +371,16 @@ impl Service for HostService {
         model: String,
         drain: Option<Duration>,
     ) -> Result<Option<String>, ErrorBody> {
-        check_operator(actor, "unload models")?;
+        self.check(actor, Permission::Load).await?;
         let drain = drain.unwrap_or(DRAIN).min(DRAIN_MAX);
         let model = self.catalog.name_of(model);
         self.loader.unload(&model, drain).await.map_err(|error| errors::not_loaded(&error))
     }
 
     async fn guests(&self, actor: Actor) -> Result<Vec<GuestInfo>, ErrorBody> {
-        let guests = self.host.guests().into_iter().filter(|guest| may_manage(actor, guest.actor));
+        let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await;
+        let guests = self.host.guests().into_iter();
+        let guests = guests.filter(|guest| sees_others || guest.actor == ActorId(actor.uid));
         let info = guests.map(|guest| GuestInfo {
             guest_id: guest.id.0,
             session_id: guest.session.0,
@@ -408,6 +443,7 @@ impl Service for HostService {
             // Where files are is for the operator, and may be said there.
             last_failure: news.last_failure().filter(|_| is_operator(actor)),
             class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
+            permissions: Some(self.permissions.get().names(actor).await),
             isolation: Some(self.host.isolation().name().to_owned()),
             policy: self.loader.policy().map(|policy| match is_operator(actor) {
                 true => policy.shown(),
@@ -436,11 +472,12 @@ impl Service for HostService {
             None => (0, 0),
         };
         let in_use = InUse::now(user, &self.accounts, &self.host, used, kv, saved);
-        let config = self.loader.config();
+        let config = &*self.reload.running();
         let mut limits = crate::limits::table(config);
         crate::limits::set_memory(&mut limits, config, machine::memory_bytes());
         let is_cpu = listing.devices().iter().all(|device| device.device == String::from(Device::Cpu));
         crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
+        let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await;
         let limits = limits.into_iter().map(|limit| {
             let Share { user, all } = in_use.of(&limit.name);
             let mut info = LimitInfo::from(limit);
@@ -448,7 +485,7 @@ impl Service for HostService {
                 info.value.get_or_insert(kv_bytes);
             }
             // What others do is not for everybody.
-            LimitInfo { used: user, used_by_all: all.filter(|_| is_operator(actor)), ..info }
+            LimitInfo { used: user, used_by_all: all.filter(|_| sees_others), ..info }
         });
         Ok(limits.collect())
     }
@@ -458,18 +495,23 @@ impl Service for HostService {
     }
 
     async fn logs(&self, actor: Actor, asked: LogsAsked) -> Result<LogLines, ErrorBody> {
-        check_operator(actor, "read its log")?;
+        self.permissions.get().check(actor, Permission::Operate).await?;
         told::logs(asked).await
     }
 
     async fn stop(&self, actor: Actor, guest_id: u64) -> Result<(), ErrorBody> {
-        // As in `may_manage`: root stops anybody's.
-        let owner = (actor.uid != 0).then_some(ActorId(actor.uid));
+        let stops_others = self.permissions.get().has(actor, Permission::StopOthers).await;
+        let owner = (!stops_others).then_some(ActorId(actor.uid));
         self.host.stop(GuestId(guest_id), owner).map_err(|error| errors::refused(&error))
     }
 
+    async fn reload(&self, actor: Actor) -> Result<ReloadInfo, ErrorBody> {
+        self.check(actor, Permission::Operate).await?;
+        self.reload.reload().await.map_err(|error| errors::not_reloaded(&error))
+    }
+
     async fn shutdown(&self, actor: Actor) -> Result<(), ErrorBody> {
-        check_operator(actor, "stop it")?;
+        self.check(actor, Permission::Operate).await?;
         self.shutdown.cancel();
         Ok(())
     }
@@ -484,24 +526,6 @@ impl Service for HostService {
         self.n_sessions.fetch_sub(1, Ordering::Relaxed);
         self.accounts.end_session(SessionId(session_id));
     }
-}
-
-/// A user manages what is theirs, root manages everything.
-fn may_manage(actor: Actor, owner: ActorId) -> bool {
-    actor.uid == 0 || actor.uid == owner.0
-}
-
-fn is_operator(actor: Actor) -> bool {
-    may_manage(actor, ActorId(Actor::this_process().uid))
-}
-
-/// Refuses what is for the daemon's own user and root only.
-fn check_operator(actor: Actor, what: &str) -> Result<(), ErrorBody> {
-    if is_operator(actor) {
-        return Ok(());
-    }
-    let message = format!("only the user who runs the daemon, or root, may {what}");
-    Err(ErrorBody::new(ErrorCode::PermissionDenied, message))
 }
 
 fn random_seed() -> Result<u64, ErrorBody> {

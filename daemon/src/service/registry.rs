@@ -22,6 +22,8 @@ const RECENT: Duration = Duration::from_secs(1);
 
 pub(super) struct Registry {
     folder: Option<PathBuf>,
+    /// Held by who looks for a program by its hash.
+    hashed: tokio::sync::Mutex<()>,
     /// The names, and when they were read.
     listed: tokio::sync::Mutex<Option<(Instant, Arc<[String]>)>>,
     /// The hashes of those that were read, as they were then.
@@ -73,7 +75,12 @@ fn is_not_there(error: &io::Error) -> bool {
 
 impl Registry {
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, listed: tokio::sync::Mutex::default(), known: Mutex::default() }
+        Self {
+            folder,
+            hashed: tokio::sync::Mutex::default(),
+            listed: tokio::sync::Mutex::default(),
+            known: Mutex::default(),
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, (Stamp, blake3::Hash)>> {
@@ -91,6 +98,27 @@ impl Registry {
         let stamp = Stamp::of(&file);
         let hash = self.known().get(name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);
         Ok(Named { name: name.to_owned(), path, stamp, hash })
+    }
+
+    /// The name of a program with this hash.
+    pub(super) async fn name_of(&self, hash: &blake3::Hash) -> Option<String> {
+        // By one at a time: what nobody has read yet is read here.
+        let _turn = self.hashed.lock().await;
+        for name in self.recent_names().await.ok()?.iter() {
+            let Ok(named) = self.find(name).await else { continue };
+            let found = match named.hash {
+                Some(found) => found,
+                None if self.read(&named).await.is_err() => continue,
+                None => match self.known().get(name) {
+                    Some((_, found)) => *found,
+                    None => continue,
+                },
+            };
+            if found == *hash {
+                return Some(name.clone());
+            }
+        }
+        None
     }
 
     /// Where the program of that name is, if it is there; none where the name would lead out of the folder.
@@ -194,6 +222,9 @@ mod tests {
         let again = registry.find("chat").await.expect("it is there");
         assert_eq!(again.hash, Some(blake3::hash(b"chat")));
         assert!(refused("other").await.ends_with("registered: nothing"));
+        tokio::time::sleep(RECENT).await;
+        assert_eq!(registry.name_of(&blake3::hash(b"chat")).await.as_deref(), Some("chat"));
+        assert_eq!(registry.name_of(&blake3::hash(b"other")).await, None);
         assert_eq!(registry.names().await, ["chat"]);
         std::fs::remove_file(guests.join("chat.wasm")).expect("removed");
         assert!(registry.names().await.is_empty() && registry.known().is_empty());

@@ -7,10 +7,10 @@ use trellis_wire::{
     DeviceInfo, ErrorBody, ErrorCode, GuestAmounts, GuestUsage, LogLines, LogsAsked, ModelInfo,
 };
 
-use super::is_operator;
 use crate::guest::{Amounts, Used};
 use crate::logs::{self, Batch, Since};
 use crate::models::DeviceWatch;
+use crate::permissions::is_operator;
 use crate::session::Actor;
 use crate::totals;
 

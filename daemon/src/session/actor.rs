@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The peer of a connection as the kernel names it.
@@ -21,7 +22,7 @@ impl Actor {
 /// How many of something each user has.
 #[derive(Debug)]
 pub(crate) struct Quota {
-    n_max: usize,
+    n_max: AtomicUsize,
     n_by_uid: Mutex<HashMap<u32, usize>>,
 }
 
@@ -34,14 +35,14 @@ pub(crate) struct QuotaPermit {
 
 impl Quota {
     pub(crate) fn new(n_max: usize) -> Arc<Self> {
-        Arc::new(Self { n_max, n_by_uid: Mutex::default() })
+        Arc::new(Self { n_max: AtomicUsize::new(n_max), n_by_uid: Mutex::default() })
     }
 
     /// One more for the actor, unless it has all that it may have.
     pub(crate) fn take(self: &Arc<Self>, actor: Actor) -> Option<QuotaPermit> {
         let mut n_by_uid = self.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let n = n_by_uid.entry(actor.uid).or_insert(0);
-        if *n == self.n_max {
+        if *n >= self.n_max.load(Ordering::Relaxed) {
             return None;
         }
         *n += 1;
@@ -55,7 +56,12 @@ impl Quota {
     }
 
     pub(crate) fn n_max(&self) -> u64 {
-        self.n_max as u64
+        self.n_max.load(Ordering::Relaxed) as u64
+    }
+
+    /// Lets each have so many from now on; who has more keeps them.
+    pub(crate) fn set_n_max(&self, n_max: usize) {
+        self.n_max.store(n_max, Ordering::Relaxed);
     }
 }
 
@@ -83,7 +89,11 @@ mod tests {
         let of_b = quota.take(b);
         assert!(of_b.is_some());
         assert_eq!((quota.taken(a), quota.taken(b)), ((2, 3), (1, 3)));
-        drop((permits, of_b));
+        quota.set_n_max(1);
+        drop(permits);
+        let one = quota.take(a);
+        assert!(one.is_some() && quota.take(a).is_none() && quota.n_max() == 1);
+        drop((one, of_b));
         assert!(quota.take(a).is_some());
         assert!(quota.n_by_uid.lock().unwrap().is_empty());
     }

@@ -162,7 +162,7 @@ impl<S: Service> Connection<S> {
             Err(error) => Some(error.to_body()),
             Ok(Parting::ShuttingDown) => Some(call::stopped(StopReason::ShuttingDown)),
         };
-        let limit = self.sessions.limits.stop_time();
+        let limit = self.sessions.limits().stop_time();
         let say = async {
             if let Some(error) = last_word {
                 // A client that does not take it in time does without.
@@ -209,7 +209,7 @@ impl<S: Service> Connection<S> {
                 }
                 () = self.phase.over(shutdown) => match self.phase {
                     Phase::Open => {
-                        self.phase = Phase::ShuttingDown { until: Instant::now() + 2 * self.sessions.limits.stop_time() };
+                        self.phase = Phase::ShuttingDown { until: Instant::now() + 2 * self.sessions.limits().stop_time() };
                         self.stop_all(StopReason::ShuttingDown);
                     }
                     Phase::ShuttingDown { .. } => {
@@ -268,7 +268,7 @@ impl<S: Service> Connection<S> {
         if is_work && self.sessions.work.is_closed() {
             return Err(call::drains());
         }
-        let n_requests_max = self.sessions.limits.n_requests;
+        let n_requests_max = self.sessions.limits().n_requests;
         if self.requests.len() >= n_requests_max {
             let n_requests = self.requests.len() as u64 + 1;
             return Err(ErrorBody::over_limit("requests in flight", n_requests, n_requests_max as u64));
@@ -348,13 +348,20 @@ impl<S: Service> Connection<S> {
             }
             Call::Fit { model, device } => {
                 let request = LoadRequest { model, device };
-                self.run(id, async move { service.fit(actor, request).await.map(|fit| Value::Fit { fit }) });
+                self.run(id, async move {
+                    service.fit(actor, request).await.map(|fit| Value::Fit { fit: Box::new(fit) })
+                });
             }
             Call::Stop { guest_id } => {
                 let turns = self.turns.clone();
                 self.run(id, async move {
                     let _turn = turns.stops.acquire().await;
                     service.stop(actor, guest_id).await.map(|()| Value::Done)
+                });
+            }
+            Call::Reload => {
+                self.run(id, async move {
+                    service.reload(actor).await.map(|info| Value::Reloaded { info: Box::new(info) })
                 });
             }
             Call::Shutdown => {
@@ -416,7 +423,7 @@ impl<S: Service> Connection<S> {
             control: control.clone(),
             credit_bytes,
             is_followed: start.is_recorded || start.is_profiled,
-            stop_timeout: self.sessions.limits.stop_time(),
+            stop_timeout: self.sessions.limits().stop_time(),
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
         let guest = start::run(lane, self.sessions.clone(), request, charge, messages);
@@ -425,7 +432,7 @@ impl<S: Service> Connection<S> {
     }
 
     fn begin_message(&mut self, id: u64, to: u64, text: String) -> Result<(), ErrorBody> {
-        let limit = self.sessions.limits.message_bytes;
+        let limit = self.sessions.limits().message_bytes;
         if text.len() > limit {
             return Err(ErrorBody::over_limit("message bytes", text.len() as u64, limit as u64));
         }
@@ -440,7 +447,7 @@ impl<S: Service> Connection<S> {
         };
         let n_bytes = text.len();
         let n_bytes_waiting = n_bytes + self.requests.values().map(Request::message_bytes).sum::<usize>();
-        let limit = self.sessions.limits.waiting_message_bytes;
+        let limit = self.sessions.limits().waiting_message_bytes;
         if n_bytes_waiting > limit {
             let (n_bytes, limit) = (n_bytes_waiting as u64, limit as u64);
             return Err(ErrorBody::over_limit("waiting message bytes", n_bytes, limit));
@@ -463,7 +470,7 @@ impl<S: Service> Connection<S> {
             control: control.clone(),
             uploads: self.sessions.uploads.clone(),
             account: self.account.clone(),
-            idle_timeout: self.sessions.limits.upload_idle_time(),
+            idle_timeout: self.sessions.limits().upload_idle_time(),
         };
         self.requests.insert(id, Request::Uploading { control, chunks });
         let upload = upload::run(desk, self.sessions.service.clone(), upload, receiver);

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use trellis_engine::account::Account;
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage, LimitInfo, LogLines,
-    LogsAsked, ModelInfo, Program, Stage,
+    LogsAsked, ModelInfo, Program, ReloadInfo, Stage,
 };
 
 use super::{Actor, SessionsUsed};
@@ -33,6 +33,14 @@ pub trait Service: Send + Sync + 'static {
         io: GuestIo,
         progress: ProgressSink,
     ) -> impl Future<Output = Result<RunningGuest, ErrorBody>> + Send;
+
+    /// Says whether the actor may bring components, before any byte of one is taken.
+    ///
+    /// # Errors
+    /// It may not.
+    fn may_upload(&self, _actor: Actor) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+        async { Ok(()) }
+    }
 
     /// Keeps a component for later starts. The hash has been verified; the component may be known already.
     ///
@@ -143,6 +151,14 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// There is none of that number, or it is not the actor's.
     fn stop(&self, actor: Actor, guest_id: u64) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+
+    /// Has the daemon read its configuration again.
+    ///
+    /// # Errors
+    /// The actor may not, or the configuration is wrong; nothing has changed then.
+    fn reload(&self, _actor: Actor) -> impl Future<Output = Result<ReloadInfo, ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "there is nothing to read here")) }
+    }
 
     /// Begins to stop the daemon: the caller's sessions are told through their own shutdown token.
     ///

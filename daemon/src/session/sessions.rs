@@ -22,6 +22,7 @@ use super::turns::UserTurns;
 use super::uploads::{Uploads, UploadsUsed};
 use super::used::{SessionsUsed, Used};
 use crate::guest::GuestLimits;
+use crate::live::Live;
 use crate::metrics::SessionCounts;
 
 /// Why a session ended other than by the client's leaving or the daemon's going down.
@@ -101,7 +102,7 @@ impl SessionError {
 #[derive(Debug)]
 pub struct Sessions<S> {
     pub(super) service: Arc<S>,
-    pub(super) limits: SessionLimits,
+    limits: Live<SessionLimits>,
     /// What single guests may use.
     pub(super) guest_limits: GuestLimits,
     connections: Arc<Quota>,
@@ -126,14 +127,21 @@ impl<S: Service> Sessions<S> {
             draining: CancellationToken::new(),
             n_sessions_begun: AtomicU64::new(0),
             counts: SessionCounts::default(),
-            limits,
+            limits: Live::new(limits),
             guest_limits,
         })
     }
 
-    /// Connections of one user that may begin in a second.
-    pub(crate) fn n_connections_per_s(&self) -> usize {
-        self.limits.n_connections_per_s
+    /// What connections may ask for now.
+    pub(crate) fn limits(&self) -> Arc<SessionLimits> {
+        self.limits.get()
+    }
+
+    /// Holds what is asked from now on to other limits. What is beyond them already goes on.
+    pub(crate) fn set_limits(&self, limits: SessionLimits) {
+        self.connections.set_n_max(limits.n_connections);
+        self.uploads.set_n_max(limits.n_uploads, limits.n_uploads_waiting);
+        self.limits.set(limits);
     }
 
     /// What the connections of this user, and those of all users, have in use.
@@ -167,13 +175,13 @@ impl<S: Service> Sessions<S> {
         self.work.close();
         self.draining.cancel();
         // Those that are left then are ended with the connections.
-        let _ = tokio::time::timeout(self.limits.drain_time(), self.work.wait()).await;
+        let _ = tokio::time::timeout(self.drain_time(), self.work.wait()).await;
     }
 
     /// How long [`Self::drain`] waits at most.
     #[must_use]
     pub fn drain_time(&self) -> Duration {
-        self.limits.drain_time()
+        self.limits().drain_time()
     }
 
     /// Components on their way in, of all users.
@@ -197,17 +205,18 @@ impl<S: Service> Sessions<S> {
         T: AsyncRead + AsyncWrite + Send + Unpin,
     {
         let (reader, mut writer) = tokio::io::split(stream);
+        let limits = self.limits();
         let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
             // The runtime may not know yet that there is room for these few bytes.
             let words = last_words(&error);
-            let _ = tokio::time::timeout(self.limits.hello_time(), writer.write_all(&words)).await;
+            let _ = tokio::time::timeout(limits.hello_time(), writer.write_all(&words)).await;
             return Err(error);
         };
         let mut reader = reader;
         let hello = tokio::select! {
             biased;
-            hello = tokio::time::timeout(self.limits.hello_time(), Hello::read(&mut reader)) => {
+            hello = tokio::time::timeout(limits.hello_time(), Hello::read(&mut reader)) => {
                 hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
             }
             () = shutdown.cancelled() => return Ok(()),
@@ -218,13 +227,12 @@ impl<S: Service> Sessions<S> {
             Err(error) => {
                 let error = match error {
                     WireError::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => {
-                        SessionError::HelloTimeout { limit: self.limits.hello_time() }
+                        SessionError::HelloTimeout { limit: limits.hello_time() }
                     }
                     other => other.into(),
                 };
                 let _ =
-                    tokio::time::timeout(self.limits.hello_time(), say_hello_and(&mut writer, Some(&error)))
-                        .await;
+                    tokio::time::timeout(limits.hello_time(), say_hello_and(&mut writer, Some(&error))).await;
                 return Err(error);
             }
         };

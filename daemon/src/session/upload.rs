@@ -107,6 +107,7 @@ impl Desk {
         mut chunks: mpsc::UnboundedReceiver<Vec<u8>>,
     ) -> Result<(), ErrorBody> {
         let (actor, hash) = (self.actor, upload.hash);
+        service.may_upload(actor).await?;
         let waiting = self.uploads.enter(actor, hash)?;
         let permit = tokio::select! {
             biased;

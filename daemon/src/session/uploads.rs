@@ -1,6 +1,7 @@
 //! Which uploads may send: one for each component, a few for each user. The others wait in the order in which they came.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -11,8 +12,8 @@ use super::actor::Actor;
 /// The uploads of all users.
 #[derive(Debug)]
 pub(crate) struct Uploads {
-    n_max: usize,
-    n_waiting_max: usize,
+    n_max: AtomicUsize,
+    n_waiting_max: AtomicUsize,
     users: Mutex<HashMap<u32, User>>,
 }
 
@@ -79,7 +80,14 @@ fn tell(told: Told) {
 
 impl Uploads {
     pub(crate) fn new(n_max: usize, n_waiting_max: usize) -> Arc<Self> {
-        Arc::new(Self { n_max: n_max.max(1), n_waiting_max, users: Mutex::default() })
+        let (n_max, n_waiting_max) = (AtomicUsize::new(n_max.max(1)), AtomicUsize::new(n_waiting_max));
+        Arc::new(Self { n_max, n_waiting_max, users: Mutex::default() })
+    }
+
+    /// Lets so many send and wait from now on; those that do already go on.
+    pub(crate) fn set_n_max(&self, n_max: usize, n_waiting_max: usize) {
+        self.n_max.store(n_max.max(1), Ordering::Relaxed);
+        self.n_waiting_max.store(n_waiting_max, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, User>> {
@@ -102,7 +110,8 @@ impl Uploads {
         user.waiting.push_back(Waiting { hash, outcome });
         let told = self.admit(actor.uid, user);
         let n_waiting = user.waiting.len();
-        let has_room = n_waiting <= self.n_waiting_max;
+        let n_waiting_max = self.n_waiting_max.load(Ordering::Relaxed);
+        let has_room = n_waiting <= n_waiting_max;
         if !has_room {
             user.waiting.pop_back();
         }
@@ -111,14 +120,14 @@ impl Uploads {
         if has_room {
             Ok(receiver)
         } else {
-            Err(ErrorBody::over_limit("waiting uploads", n_waiting as u64, self.n_waiting_max as u64))
+            Err(ErrorBody::over_limit("waiting uploads", n_waiting as u64, n_waiting_max as u64))
         }
     }
 
     /// Gives free permits to the uploads that have waited longest for a component that no other upload sends.
     fn admit(self: &Arc<Self>, uid: u32, user: &mut User) -> Told {
         let mut told = Vec::new();
-        while user.sending.len() < self.n_max {
+        while user.sending.len() < self.n_max.load(Ordering::Relaxed) {
             user.waiting.retain(|waiting| !waiting.outcome.is_closed());
             let next = user.waiting.iter().position(|waiting| !user.sending.contains(&waiting.hash));
             let Some(Waiting { hash, outcome }) = next.and_then(|idx| user.waiting.remove(idx)) else {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
 use trellis_wire::{
-    Call, ComponentHash, DaemonInfo, FitInfo, GuestInfo, LimitInfo, LogLines, LogsAsked, ModelInfo, Room,
-    VERSION_OF_MODELS, Value,
+    Call, ComponentHash, DaemonInfo, FitInfo, GuestInfo, LimitInfo, LogLines, LogsAsked, ModelInfo,
+    ReloadInfo, Room, VERSION_OF_MODELS, Value,
 };
 
 use crate::client::Client;
@@ -27,8 +27,8 @@ impl Client {
     }
 
     /// Loads a model while others go on: a bundled name, a folder on the daemon's machine, or `shape:NAME`; on a device
-    /// of its own (`cpu`, `cuda:1`) if one is named. `progress` hears bytes loaded and bytes in all. For the user that
-    /// the daemon runs as, and root. Dropping the future takes the load back. Returns the name that guests ask for.
+    /// of its own (`cpu`, `cuda:1`) if one is named. `progress` hears bytes loaded and bytes in all. For who has the permission
+    /// `load`. Dropping the future takes the load back. Returns the name that guests ask for.
     ///
     /// # Errors
     /// The model cannot be loaded or does not fit, this user may not, or the connection is lost.
@@ -68,15 +68,15 @@ impl Client {
     pub async fn fit_model(&self, model: &str, device: Option<&str>) -> Result<FitInfo, Error> {
         let call = Call::Fit { model: model.to_owned(), device: device.map(str::to_owned) };
         match ask(self.connection(), call).await? {
-            Value::Fit { fit } => Ok(fit),
+            Value::Fit { fit } => Ok(*fit),
             _ => Err(Error::UnknownAnswer),
         }
     }
 
     /// Unloads a model. New contexts are refused at once; guests that have some open after `drain` (a time of the
     /// daemon's own when `None`) end with [`trellis_wire::ErrorCode::ModelUnloaded`]. Returns once its memory is free.
-    /// A model that is on its way out already goes by the sooner of both times. For the user that the daemon runs as, and
-    /// root. Dropping the future does not take it back. Returns the name of the model that is the default now, if there is
+    /// A model that is on its way out already goes by the sooner of both times. For who has the permission `load`.
+    /// Dropping the future does not take it back. Returns the name of the model that is the default now, if there is
     /// one.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Client {
         }
     }
 
-    /// The running guests of this user.
+    /// The running guests of this user, and those of others that it may see.
     ///
     /// # Errors
     /// The daemon refused, or the connection is lost.
@@ -159,12 +159,24 @@ impl Client {
         }
     }
 
-    /// Stops a guest of this user, whichever connection started it.
+    /// Stops a guest of this user, whichever connection started it, or of another whose guests it may stop.
     ///
     /// # Errors
     /// There is no such guest, the daemon refused, or the connection is lost.
     pub async fn stop(&self, guest_id: u64) -> Result<(), Error> {
         done(ask(self.connection(), Call::Stop { guest_id }).await?)
+    }
+
+    /// Has the daemon read its configuration again. For the operator.
+    ///
+    /// # Errors
+    /// The configuration is wrong ([`trellis_wire::ErrorCode::InvalidConfiguration`]) and nothing has changed, this user may not, the
+    /// daemon is of an older version ([`trellis_wire::ErrorCode::Unsupported`]), or the connection is lost.
+    pub async fn reload(&self) -> Result<ReloadInfo, Error> {
+        match ask(self.connection(), Call::Reload).await? {
+            Value::Reloaded { info } => Ok(*info),
+            _ => Err(Error::UnknownAnswer),
+        }
     }
 
     /// Stops the daemon.

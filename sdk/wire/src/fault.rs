@@ -59,6 +59,8 @@ open_enum! {
         ShuttingDown = "shutting_down",
         /// The actor may not do that.
         PermissionDenied = "permission_denied",
+        /// The configuration that was read again is wrong, and was not taken.
+        InvalidConfiguration = "invalid_configuration",
         /// The daemon does not know this kind of request.
         Unsupported = "unsupported",
         /// The peer broke the protocol; the connection ends.

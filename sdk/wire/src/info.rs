@@ -301,6 +301,10 @@ pub struct DaemonInfo {
     /// The class of the user that asks; an older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class: Option<ClassInfo>,
+    /// What the user that asks may do: `run`, `upload`, `load`, `see_others`, `stop_others`, and `operate` for the operator; an
+    /// older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<Vec<String>>,
     /// Where guests run: `thread` for threads of the daemon, `process` where those of each user have a process of their own; an
     /// older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -321,6 +325,28 @@ pub struct DaemonInfo {
     /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+}
+
+/// A setting that a configuration has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SettingChange {
+    /// As in the file: `limits.cpu_ms` is `cpu_ms` in its table `[limits]`.
+    pub name: String,
+    /// The value before, as JSON; absent where nothing was set.
+    pub before: Option<String>,
+    /// The value after, likewise.
+    pub after: Option<String>,
+}
+
+/// What has come of a configuration that was read again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReloadInfo {
+    /// What holds from now on.
+    pub changed: Vec<SettingChange>,
+    /// What would hold if the daemon were started again.
+    pub waiting: Vec<SettingChange>,
 }
 
 /// A class of users.

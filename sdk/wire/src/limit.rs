@@ -21,7 +21,7 @@ pub struct LimitInfo {
     /// What the user that asks has in use; absent where that is not counted, or is a guest's or a session's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// What all users have in use together; only for the user that the daemon runs as, and root.
+    /// What all users have in use together; only for who has the permission `see_others`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_by_all: Option<u64>,
 }

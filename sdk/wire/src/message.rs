@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
-use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo};
+use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo, ReloadInfo};
 use crate::limit::LimitInfo;
 use crate::logs::{LogLines, LogsAsked};
 use crate::open_enum::open_enum;
@@ -73,7 +73,7 @@ pub enum Call {
     },
     /// Lists the loaded models: [`Value::Models`].
     Models,
-    /// Lists the actor's running guests: [`Value::Guests`].
+    /// Lists the running guests that the actor may see: [`Value::Guests`].
     Guests,
     /// Describes the daemon: [`Value::Info`].
     Info,
@@ -90,7 +90,7 @@ pub enum Call {
         guest_id: u64,
     },
     /// Loads a model while others go on, with [`Event::Progress`] in bytes; ends with [`Value::Loaded`] once guests can
-    /// open it ([`Value::Done`] before [`crate::VERSION_OF_MODELS`]). For the user that the daemon runs as, and root.
+    /// open it ([`Value::Done`] before [`crate::VERSION_OF_MODELS`]). For who has the permission `load`.
     Load {
         /// A bundled model's name, a folder on the daemon's machine, or `shape:NAME`.
         model: String,
@@ -101,7 +101,7 @@ pub enum Call {
     /// Unloads a model; ends with [`Value::Unloaded`] once its memory is free ([`Value::Done`] before
     /// [`crate::VERSION_OF_MODELS`]). New contexts are refused at once; guests that have some open when the time is over
     /// end with [`crate::ErrorCode::ModelUnloaded`]. Asked for again meanwhile, the shorter time counts, and both end
-    /// together. Cancelling the request does not take it back. For the user that the daemon runs as, and root.
+    /// together. Cancelling the request does not take it back. For who has the permission `load`.
     Unload {
         /// Its name.
         model: String,
@@ -110,7 +110,7 @@ pub enum Call {
         drain_ms: Option<u64>,
     },
     /// Says whether there is room for a model, and loads nothing: [`Value::Fit`]. Any user may ask about a model that is loaded on
-    /// demand, the user that the daemon runs as, and root, about any. An older daemon ends it with
+    /// demand, who has the permission `load` about any. An older daemon ends it with
     /// [`crate::ErrorCode::Unsupported`].
     Fit {
         /// As for [`Call::Load`].
@@ -119,6 +119,9 @@ pub enum Call {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         device: Option<String>,
     },
+    /// Has the daemon read its configuration again: [`Value::Reloaded`]. For the operator. An older daemon ends it with
+    /// [`crate::ErrorCode::Unsupported`].
+    Reload,
     /// Stops the daemon: [`Value::Done`] before it goes down.
     Shutdown,
     /// A kind that this version does not know.
@@ -379,7 +382,12 @@ pub enum Value {
     /// Whether there is room for a model.
     Fit {
         /// The numbers.
-        fit: FitInfo,
+        fit: Box<FitInfo>,
+    },
+    /// The configuration was read again.
+    Reloaded {
+        /// What has changed.
+        info: Box<ReloadInfo>,
     },
     /// The loaded models, and those that are loaded on demand.
     Models {

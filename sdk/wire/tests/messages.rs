@@ -51,6 +51,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         Just(Call::Metrics),
         any::<(Option<u64>, Option<u64>, bool)>()
             .prop_map(|(number, n_newest, waits)| Call::Logs(LogsAsked { number, n_newest, waits })),
+        Just(Call::Reload),
         Just(Call::Shutdown),
     ];
     prop_oneof![

@@ -1,11 +1,20 @@
 //! Attacks on the engine: work that it shares with everybody.
 
-use super::Attacker::Guest;
+use super::Attacker::{Client, Guest};
+use super::clients::saving;
 use super::ends::{ANY_ORDERLY, BUSY, HOARD, HOST_MEMORY};
-use super::{Attack, Category, End};
+use super::{Attack, Category, ClientFn, End};
 
 const fn guest(name: &'static str, arguments: &'static [&'static str], ends: &'static [End]) -> Attack {
     Attack::new(Category::Decoding, name, Guest(arguments), ends)
+}
+
+/// What takes all that a user may have on disk, or says of it that it is too much.
+const fn saver(name: &'static str, client: ClientFn) -> Attack {
+    Attack::new(Category::Decoding, name, Client(client), BUSY)
+        .alone()
+        .copies(1)
+        .cleaned_by(&["forget-turns"])
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -48,5 +57,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("pages", &["pages"], HOARD),
     guest("save-one-name", &["save-one"], BUSY).cleaned_by(&["forget", "one"]),
     guest("save-many-names", &["save-many"], HOARD).cleaned_by(&["forget", "kept"]).copies(1),
+    saver("saves-by-turns", saving::by_turns),
+    saver("saves-past-the-disk", saving::past_the_disk),
     guest("endless-stream", &["endless"], BUSY),
 ];

@@ -5,7 +5,7 @@
 //! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random, [`memory`] those that
 //! take memory at once on a daemon that has little. [`sessions`] are no attacks, but many and dropped at every moment; [`killed`] kills
 //! the daemon under honest clients. The command `attacks` has those six; the tests run each attack once, drop some hundred sessions
-//! and kill a few daemons.
+//! and kill a few daemons. All of these daemons keep what guests save on disk, each in a folder of its own ([`saved`]).
 
 mod boundary;
 mod clients;
@@ -24,6 +24,7 @@ pub mod pace;
 pub mod processes;
 mod processor;
 pub mod raw;
+pub mod saved;
 pub mod sessions;
 pub mod state;
 pub mod suite;

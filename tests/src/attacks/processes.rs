@@ -15,6 +15,7 @@ use trellis::config::Config;
 
 use super::group::Group;
 use super::neighbour::{GO, MARK, N_TOKENS, Window};
+use super::saved;
 use super::{Attack, Component, Ending, Site};
 
 /// Users that nobody is, for who has the right to become another: the neighbour and the attackers.
@@ -73,7 +74,9 @@ impl Daemon {
         let folder = tempfile::Builder::new().prefix("trellis-attacks").tempdir()?;
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
         fs::write(folder.path().join("hostile.wasm"), &hostile.wasm)?;
-        let text = toml::to_string(config).map_err(io::Error::other)?;
+        // Never what its user has saved for itself.
+        let config = saved::on_disk(config.clone(), folder.path());
+        let text = toml::to_string(&config).map_err(io::Error::other)?;
         fs::write(folder.path().join("trellis.toml"), text)?;
         let log = File::create(folder.path().join("daemon.log"))?;
         let mut command = match group {
@@ -125,6 +128,12 @@ impl Daemon {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The folder with all that is its own.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// What it has logged.

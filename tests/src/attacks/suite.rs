@@ -1,7 +1,9 @@
 //! Each attack once, and a look at everything afterwards.
 
-use std::io;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use serde::Serialize;
 use trellis::config::Config;
@@ -10,8 +12,9 @@ use trellis::guest::GuestLimits;
 use super::neighbour::{GO, PAUSE};
 use super::processes::{Daemon, Neighbour, Orders, Tally, User};
 use super::raw::Raw;
+use super::saved::{self, SavedFile};
 use super::state::State;
-use super::{Attack, Component};
+use super::{Attack, Component, Ending};
 
 /// How long those attacks go on that could go on for ever.
 const SECONDS: f64 = 1.5;
@@ -23,7 +26,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 const BACK_TIME_MAX: Duration = Duration::from_secs(13);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
-const WARMING: [(&str, usize); 16] = [
+const WARMING: [(&str, usize); 17] = [
     ("pages", 4),
     ("encode-random", 4),
     ("encode-emoji", 4),
@@ -41,7 +44,14 @@ const WARMING: [(&str, usize); 16] = [
     // Components that were uploaded are kept up to some bytes.
     ("data-of-12-mb", 1),
     ("upload-twice-at-once", 2),
+    ("saves-past-the-disk", 1),
 ];
+
+/// Bytes on disk of contexts that a user may have saved: those of a few contexts.
+pub const SAVED_BYTES_MAX: u64 = 4 << 20;
+
+/// What the daemon's own user saves, under a name that guests of attacks save, open and forget under.
+pub const ASIDE: &str = "turn 0";
 
 /// The settings of a daemon that is attacked once by each: short limits, so that what goes on without end has one soon, and little KV
 /// memory, so that all of it has been used before anything is measured. Of compiled components one is kept ready, so that it is the
@@ -56,7 +66,13 @@ pub fn config(config: Config) -> Config {
         n_programs: 1,
         ..config.limits
     };
-    Config { kv_bytes: Some(48 << 20), kv_host_bytes: Some(32 << 20), limits, ..config }
+    Config {
+        kv_bytes: Some(48 << 20),
+        kv_host_bytes: Some(32 << 20),
+        saved_disk_bytes_per_user: SAVED_BYTES_MAX,
+        limits,
+        ..config
+    }
 }
 
 /// Makes the daemon take what it takes once.
@@ -81,6 +97,8 @@ pub struct Report {
     pub complaints: Vec<String>,
     /// What the daemon held afterwards.
     pub state: State,
+    /// The most bytes on disk that a user was seen to have of saved contexts.
+    pub saved_bytes_most: u64,
     /// How long it took until all was back.
     pub back_ms: u64,
 }
@@ -95,6 +113,10 @@ pub struct Suite {
     raw: Raw,
     runtime: tokio::runtime::Runtime,
     before: State,
+    /// Bytes on disk of contexts that each user had saved.
+    saved_before: BTreeMap<String, u64>,
+    /// The file of what was set aside, where others attack than the daemon's own user.
+    aside: Option<(PathBuf, Vec<u8>)>,
 }
 
 impl Suite {
@@ -109,8 +131,13 @@ impl Suite {
         neighbour.learn()?;
         neighbour.tell(PAUSE)?;
         let (attacker, before) = (User(1), State::default());
-        let mut suite = Self { daemon, neighbour, attacker, hostile, raw, runtime, before };
+        let (saved_before, aside) = Default::default();
+        let mut suite =
+            Self { daemon, neighbour, attacker, hostile, raw, runtime, before, saved_before, aside };
         warm(&suite.daemon, suite.attacker)?;
+        if suite.has_users() {
+            suite.set_aside()?;
+        }
         // What is held of those is given back first.
         let begun = Instant::now();
         suite.before = suite.state()?;
@@ -122,6 +149,7 @@ impl Suite {
         suite.neighbour.tell(GO)?;
         suite.neighbour.tell(PAUSE)?;
         suite.before = suite.state()?;
+        suite.saved_before = saved::bytes(&suite.saved_files()?);
         Ok(suite)
     }
 
@@ -137,16 +165,65 @@ impl Suite {
         self.daemon.has_users
     }
 
-    /// What the daemon holds, with the hostile guest as the component that is kept ready.
-    fn state(&mut self) -> io::Result<State> {
-        let ending = self.runtime.block_on(async {
+    /// How a guest of the daemon's own user ends.
+    fn run(&mut self, arguments: &[&str]) -> io::Result<Ending> {
+        self.runtime.block_on(async {
             let uploaded = self.raw.upload(&self.hostile).await?;
             if !uploaded.is_well() {
                 return Ok(uploaded);
             }
-            let id = self.raw.start(&self.hostile, &["exit-well"]).await?;
+            let id = self.raw.start(&self.hostile, arguments).await?;
             self.raw.follow(id).await
-        })?;
+        })
+    }
+
+    fn saved_files(&self) -> io::Result<Vec<SavedFile>> {
+        saved::files(self.daemon.folder())
+    }
+
+    /// Has the daemon's own user save something, and waits until it is on disk.
+    fn set_aside(&mut self) -> io::Result<()> {
+        for mode in ["set-aside", "is-aside"] {
+            let ending = self.run(&[mode, ASIDE])?;
+            if !ending.is_well() {
+                return Err(io::Error::other(format!("{mode}: {}: {}", ending.short(), ending.message)));
+            }
+        }
+        let user = rustix::process::geteuid().as_raw().to_string();
+        let begun = Instant::now();
+        while begun.elapsed() < BACK_TIME_MAX {
+            let files = self.saved_files()?;
+            let is_it = |file: &&SavedFile| file.user == user && file.kind == saved::Kind::Context;
+            if let Some(file) = files.iter().find(is_it) {
+                self.aside = Some((file.path.clone(), fs::read(&file.path)?));
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_PERIOD);
+        }
+        Err(io::Error::other("what was saved does not come to the disk"))
+    }
+
+    /// What has become of what was set aside, where it is not what it was.
+    fn look_aside(&mut self) -> io::Result<Vec<String>> {
+        let Some((path, bytes)) = self.aside.take() else { return Ok(Vec::new()) };
+        let mut complaints = Vec::new();
+        match fs::read(&path) {
+            Ok(found) if found == bytes => {}
+            Ok(_) => complaints.push("the file of what another user saved has changed".to_owned()),
+            Err(error) => complaints.push(format!("the file of what another user saved: {error}")),
+        }
+        self.aside = Some((path, bytes));
+        let ending = self.run(&["is-aside", ASIDE])?;
+        if !ending.is_well() {
+            let message = shown(&ending.message);
+            complaints.push(format!("what another user saved: {}: {message}", ending.short()));
+        }
+        Ok(complaints)
+    }
+
+    /// What the daemon holds, with the hostile guest as the component that is kept ready.
+    fn state(&mut self) -> io::Result<State> {
+        let ending = self.run(&["exit-well"])?;
         if !ending.is_well() {
             return Err(io::Error::other(format!(
                 "a guest that does nothing ended with {}: {}",
@@ -162,7 +239,15 @@ impl Suite {
         let begun = Instant::now();
         loop {
             let state = self.state()?;
-            let beyond = state.beyond(&self.before);
+            let mut beyond = state.beyond(&self.before);
+            let files = self.saved_files()?;
+            beyond.extend(saved::beyond(&files, SAVED_BYTES_MAX));
+            for (user, n) in saved::bytes(&files) {
+                let before = self.saved_before.get(&user).copied().unwrap_or(0);
+                if n > before {
+                    beyond.push(format!("{n} bytes of user {user} on disk, before {before}"));
+                }
+            }
             if beyond.is_empty() || begun.elapsed() > BACK_TIME_MAX {
                 return Ok((state, beyond));
             }
@@ -179,7 +264,13 @@ impl Suite {
         self.neighbour.tell(GO)?;
         let orders =
             Orders { name: attack.name.to_owned(), n_copies: 1, seconds: SECONDS, is_repeated: false };
-        let ends = self.daemon.attack(self.attacker, &orders)?.wait()?;
+        let folder = self.daemon.folder();
+        let attacked = || self.daemon.attack(self.attacker, &orders)?.wait();
+        let (ends, saved_bytes_most) = saved::most_while(folder, attacked)?;
+        // What is new is there before others make room for it, and is no more than the limit itself.
+        if saved_bytes_most > 2 * SAVED_BYTES_MAX {
+            complaints.push(format!("a user had {saved_bytes_most} bytes on disk of {SAVED_BYTES_MAX}"));
+        }
         for (ending, _) in ends.by_end.values() {
             if !attack.allows(ending) {
                 complaints.push(format!("it ended with {}: {}", ending.short(), shown(&ending.message)));
@@ -200,6 +291,7 @@ impl Suite {
         }
         let (state, beyond) = self.back()?;
         let back_ms = ended.elapsed().as_millis() as u64;
+        complaints.extend(self.look_aside()?);
         if !beyond.is_empty() {
             complaints.extend(beyond);
             // The next one is not to blame.
@@ -211,8 +303,10 @@ impl Suite {
             self.before.n_threads = self.before.n_threads.max(state.n_threads);
             self.before.n_contexts = self.before.n_contexts.max(state.n_contexts);
             self.before.n_pages = self.before.n_pages.max(state.n_pages);
+            self.saved_before = saved::bytes(&self.saved_files()?);
         }
-        Ok(Report { name: attack.name, category: attack.category.name(), ends, complaints, state, back_ms })
+        let (name, category) = (attack.name, attack.category.name());
+        Ok(Report { name, category, ends, complaints, state, saved_bytes_most, back_ms })
     }
 }
 

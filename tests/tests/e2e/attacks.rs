@@ -1,6 +1,7 @@
 //! Every attack of the table once, many at a time, by a user beside whom another one streams: each comes to an end that the table
 //! has, the stream is what it is alone, and nothing is held afterwards.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,8 +14,8 @@ use trellis::daemon::Daemon;
 use trellis::guest::GuestLimits;
 use trellis::session::Actor;
 use trellis_client::{Client, StartOptions};
-use trellis_tests::attacks::{Attack, Category, Component, Site, suite, table};
-use trellis_tests::daemons::{self, nothing_is_held, run, with};
+use trellis_tests::attacks::{Attack, Category, Component, Site, saved, suite, table};
+use trellis_tests::daemons::{self, nothing_is_held, run, until, with};
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
@@ -38,8 +39,9 @@ const DEADLINE_MS: u64 = 2_500;
 /// Components that may wait to be compiled: more than there are attacks, so that none is refused for another.
 const N_COMPILES_QUEUED: usize = 1_000;
 
-fn config(isolation: Isolation) -> Config {
-    let config = Config { isolation, ..suite::config(daemons::config(exe())) };
+fn config(isolation: Isolation, folder: &Path) -> Config {
+    let config = saved::on_disk(suite::config(daemons::config(exe())), folder);
+    let config = Config { isolation, ..config };
     let limits = GuestLimits {
         cpu_ms: CPU_MS,
         deadline_ms: DEADLINE_MS,
@@ -66,10 +68,8 @@ struct Place {
 
 impl Place {
     fn open(isolation: Isolation) -> Self {
-        let place = Self {
-            daemon: Arc::new(daemons::start(&config(isolation))),
-            folder: tempfile::tempdir().expect("a folder"),
-        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = Self { daemon: Arc::new(daemons::start(&config(isolation, folder.path()))), folder };
         for uid in &USERS[..2] {
             let listener = UnixListener::bind(place.socket(*uid)).expect("the place is free");
             let (daemon, actor) = (place.daemon.clone(), Actor { uid: *uid, gid: *uid });
@@ -130,6 +130,8 @@ fn attack_by_all(category: Category, isolation: Isolation) {
         let wasm = guests::hostile();
         let alone = run(&client, &wasm, streamed()).await.well().tokens;
         assert_eq!(alone.len(), 24);
+        let aside = async |mode: &'static str| run(&client, &wasm, with(&[mode, suite::ASIDE])).await.well();
+        aside("set-aside").await;
 
         let attacks: Vec<Attack> = table().into_iter().filter(|attack| attack.category == category).collect();
         let (greedy, others): (Vec<Attack>, Vec<Attack>) = attacks.iter().partition(|attack| attack.is_alone);
@@ -169,6 +171,14 @@ fn attack_by_all(category: Category, isolation: Isolation) {
             begun.elapsed()
         );
         assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), attacks.len(), wrong.join("\n"));
+        aside("is-aside").await;
+        until("on disk is what is saved, no more than may be, and nothing half written", async || {
+            let files = saved::files(place.folder.path()).expect("the folder is read");
+            let users: Vec<String> = saved::bytes(&files).into_keys().collect();
+            saved::beyond(&files, suite::SAVED_BYTES_MAX).is_empty() && users == [USERS[2].to_string()]
+        })
+        .await;
+        aside("forget-one").await;
         drop(client);
         nothing_is_held(&place.daemon).await;
     });

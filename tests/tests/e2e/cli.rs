@@ -358,6 +358,9 @@ fn a_file_of_settings_is_looked_at_before_a_daemon_does() {
         ("[limits]\ncpu_mss = 7", "did you mean \"cpu_ms\"?"),
         ("models = ['/no/such/model']", "/no/such/model"),
         ("[classes.live]\nusers = ['nobody-of-this-name']", "nobody-of-this-name"),
+        ("[permissions]\nload = ['@nobody-of-this-name']", "permissions.load: this machine has no group"),
+        ("[permissions]\nload = ['@']", "names nobody"),
+        ("log = 'loud'", "expected error, warn, info"),
         ("[policy]\ncomponent = '/no/such/policy.wasm'", "/no/such/policy.wasm"),
         ("guests_dir = '/no/such/folder'", "/no/such/folder"),
     ] {

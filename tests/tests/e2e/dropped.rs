@@ -11,7 +11,7 @@ use trellis::daemon::Daemon;
 use trellis::session::Actor;
 use trellis_client::Client;
 use trellis_tests::attacks::sessions::{self, MOMENTS, Visits};
-use trellis_tests::attacks::{Component, Site};
+use trellis_tests::attacks::{Component, Site, saved};
 use trellis_tests::daemons::{self, nothing_is_held, until};
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
@@ -44,9 +44,10 @@ fn listen(daemon: &Arc<Daemon>, listener: UnixListener, uid: u32) {
 
 fn come_and_go(isolation: Isolation) {
     block_on(async {
-        let config = Config { isolation, ..sessions::config(daemons::config(exe())) };
-        let daemon = Arc::new(daemons::start(&config));
         let folder = tempfile::tempdir().expect("a folder");
+        let config = saved::on_disk(sessions::config(daemons::config(exe())), folder.path());
+        let config = Config { isolation, ..config };
+        let daemon = Arc::new(daemons::start(&config));
         let hostile = Component::new(guests::hostile());
         let begun = Instant::now();
         let done = Arc::new(AtomicUsize::new(0));
@@ -80,6 +81,10 @@ fn come_and_go(isolation: Isolation) {
         drop(client);
         until("nothing is compiled for nobody", async || daemon.service().host().n_compiles() == 0).await;
         nothing_is_held(&daemon).await;
+        until("nothing is left among saved contexts", async || {
+            saved::files(folder.path()).expect("the folder is read").is_empty()
+        })
+        .await;
     });
 }
 

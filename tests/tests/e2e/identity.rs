@@ -27,17 +27,13 @@ fn connection(daemon: &Arc<Daemon>, actor: Actor) -> DuplexStream {
     near
 }
 
-async fn client(daemon: &Arc<Daemon>, actor: Actor) -> Client {
+pub(crate) async fn client(daemon: &Arc<Daemon>, actor: Actor) -> Client {
     Client::over(connection(daemon, actor)).await.expect("connected")
 }
 
 /// Asks for a component by its hash alone, and runs it to its end.
-async fn by_hash(daemon: &Arc<Daemon>, actor: Actor, wasm: &[u8]) -> Result<(), ErrorBody> {
-    let mut stream = connection(daemon, actor);
-    Hello::ours().write(&mut stream).await.expect("written");
-    let theirs = Hello::read(&mut stream).await.expect("the daemon says hello");
-    negotiate(&Hello::ours(), &theirs).expect("of one build");
-    let program = trellis_wire::Program::Component { hash: ComponentHash(*blake3::hash(wasm).as_bytes()) };
+pub(crate) async fn by_hash(daemon: &Arc<Daemon>, actor: Actor, wasm: &[u8]) -> Result<(), ErrorBody> {
+    let program = trellis_wire::Program::Component { hash: hash_of(wasm) };
     let start = Start {
         program,
         arguments: vec!["exit-well".to_owned()],
@@ -49,8 +45,21 @@ async fn by_hash(daemon: &Arc<Daemon>, actor: Actor, wasm: &[u8]) -> Result<(), 
         is_recorded: false,
         is_profiled: false,
     };
+    ask(daemon, actor, Call::Start(start)).await
+}
+
+pub(crate) fn hash_of(wasm: &[u8]) -> ComponentHash {
+    ComponentHash(*blake3::hash(wasm).as_bytes())
+}
+
+/// Asks for one thing, and waits for its end.
+pub(crate) async fn ask(daemon: &Arc<Daemon>, actor: Actor, call: Call) -> Result<(), ErrorBody> {
+    let mut stream = connection(daemon, actor);
+    Hello::ours().write(&mut stream).await.expect("written");
+    let theirs = Hello::read(&mut stream).await.expect("the daemon says hello");
+    negotiate(&Hello::ours(), &theirs).expect("of one build");
     let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
-    frames.push(&ClientMessage::Request { id: 1, call: Call::Start(start) }).expect("it fits");
+    frames.push(&ClientMessage::Request { id: 1, call }).expect("it fits");
     frames.write(&mut stream).await.expect("written");
     let mut reader = FrameReader::new(stream, FRAME_BYTES_MAX);
     loop {

@@ -202,6 +202,7 @@ fn a_file_can_be_looked_at_without_a_daemon() {
         "budgets.user.host_bytes",
         "budgets.daemon.host_bytes",
         "kv_bytes",
+        "model_bytes",
         "kv_host_bytes",
         "n_step_tokens",
         "n_step_rows",

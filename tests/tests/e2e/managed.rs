@@ -75,6 +75,17 @@ fn a_service_manager_hears_of_the_start_of_life_and_of_the_end() {
         assert!(since.elapsed() < 10 * WATCHDOG, "{:?}", since.elapsed());
     }
     let pid = Pid::from_raw(i32::try_from(manager.served.pid()).expect("a process")).expect("not 0");
+    for (text, status) in [
+        (None, "STATUS=serving; read again: 0"),
+        (Some("wrong"), "STATUS=serving; the configuration is wrong"),
+    ] {
+        if let Some(text) = text {
+            fs::write(manager.served.config(), text).expect("written");
+        }
+        kill_process(pid, Signal::HUP).expect("it runs");
+        assert!(manager.waits_for("RELOADING=1").contains("\nMONOTONIC_USEC="));
+        assert!(manager.waits_for("READY=1").contains(status));
+    }
     kill_process(pid, Signal::TERM).expect("it runs");
     manager.waits_for("STOPPING=1");
     assert_eq!(manager.served.wait().code(), Some(0));

@@ -12,6 +12,7 @@ use trellis_client::{Client, ErrorCode, Event, Guest, ModelInfo, Program, Stage,
 use trellis_engine::Context;
 use trellis_tests::daemons::{self, Served, collect, nothing_is_held, run, started, until, with};
 use trellis_tests::engines::{block_on, owner};
+use trellis_tests::faulty::{Fault, Faults};
 use trellis_tests::guests;
 
 use crate::exe;
@@ -66,6 +67,11 @@ async fn room_for_one() -> u64 {
     assert_eq!(tiny.needed_bytes, tiny.weight_bytes + tiny.step_bytes + tiny.kv_bytes);
     assert_eq!(listed(&client, "tiny").await.state, "unloaded", "it was not tried");
     tiny.needed_bytes.max(draft.needed_bytes) + tiny.needed_bytes.min(draft.needed_bytes) / 2
+}
+
+/// As [`config`], where there is room for one of the two.
+pub(crate) async fn one_of_two() -> Config {
+    config(Some(room_for_one().await))
 }
 
 /// A daemon, and how often each model was loaded in it.
@@ -185,6 +191,24 @@ fn all_that_wait_for_a_model_see_one_load() {
 }
 
 #[test]
+fn a_load_of_the_operator_is_shown_while_it_lasts() {
+    block_on(async {
+        let (daemon, go, _) = held_up();
+        let client = daemon.connect().await.expect("connected");
+        let loads = client.clone();
+        let loading = tokio::spawn(async move { loads.load_model("small", None, |_, _| {}).await });
+        until("it is loading", async || {
+            let shown = listed(&client, "draft").await;
+            shown.state == "loading" && shown.loading_bytes.is_some()
+        })
+        .await;
+        drop(go);
+        assert_eq!(loading.await.expect("no panic").expect("it is loaded"), "draft");
+        assert_eq!(listed(&client, "draft").await.state, "loaded");
+    });
+}
+
+#[test]
 fn a_load_that_nobody_waits_for_is_taken_back() {
     block_on(async {
         let (daemon, go, _) = held_up();
@@ -284,6 +308,33 @@ fn a_pinned_model_and_one_that_was_just_loaded_stay() {
         let refused = complete(&client, "draft").await;
         assert_eq!(refused.reason().code, ErrorCode::LoadFailed, "{refused:?}");
         assert!(listed(&client, "tiny").await.is_pinned);
+    });
+}
+
+#[test]
+fn a_model_that_has_failed_by_itself_is_loaded_again() {
+    block_on(async {
+        let faults = Faults::default();
+        let seams = Seams { wrap: Some(faults.of_model("tiny")), ..Seams::default() };
+        let daemon = Daemon::start_with(&config(None), seams, &|_| {}).expect("it starts");
+        let client = daemon.connect().await.expect("connected");
+        let text = complete(&client, "tiny").await.well().text;
+        // Another on the device works.
+        let _ = complete(&client, "draft").await.well();
+        let first = daemon.model(Some("tiny")).expect("it is loaded");
+        faults.inject(0, usize::MAX, Fault::Call);
+        until("it fails", async || {
+            let _ = complete(&client, "tiny").await;
+            first.failure().is_some()
+        })
+        .await;
+        assert!(daemon.failure().is_none(), "its device works");
+        let failed = complete(&client, "tiny").await;
+        assert!(failed.error.is_some(), "what is wrong with it still is: {failed:?}");
+        faults.inject(0, 0, Fault::Call);
+        assert_eq!(complete(&client, "tiny").await.well().text, text);
+        assert!(first.is_unloaded() && !daemon.model(Some("tiny")).expect("it is there").is_same(&first));
+        nothing_is_held(&daemon).await;
     });
 }
 

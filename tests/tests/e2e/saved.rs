@@ -5,13 +5,14 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 use trellis::config::{Config, Device, Isolation, SavedContexts};
-use trellis_client::{Client, Event, Guest, GuestUsage, Program};
+use trellis_client::{Client, Event, Guest, GuestUsage, Program, StartOptions};
 use trellis_engine::model::SpecialTokens;
 use trellis_tests::daemons::{self, Served, until, with};
 use trellis_tests::engines::block_on;
 use trellis_tests::{guests, models};
 
 use crate::exe;
+use crate::on_demand::one_of_two;
 
 /// Tokens of the context that is saved.
 const N_TOKENS: usize = 1000;
@@ -45,9 +46,14 @@ struct Keeper(Guest);
 
 impl Keeper {
     async fn begin(served: &Served) -> Self {
+        Self::with_model(served, "tiny").await
+    }
+
+    async fn with_model(served: &Served, model: &str) -> Self {
         let client = Client::connect_to(&served.socket()).await.expect("connected");
         let program = Program::wasm(guests::hostile());
-        Self(client.start(program, with(&["keep"])).await.expect("started"))
+        let options = StartOptions { model: Some(model.to_owned()), ..with(&["keep"]) };
+        Self(client.start(program, options).await.expect("started"))
     }
 
     /// What it answers: the tokens before the word, and the word.
@@ -133,4 +139,31 @@ fn a_saved_context_is_there_after_a_restart_and_nothing_of_it_is_computed_again(
 #[test]
 fn a_saved_context_is_there_after_a_kill_and_nothing_of_it_is_computed_again() {
     reopened_after(Signal::KILL, Isolation::Process);
+}
+
+#[test]
+fn a_saved_context_is_there_after_its_model_has_made_room_for_another() {
+    let state = tempfile::tempdir().expect("a folder");
+    let config = Config {
+        saved_contexts: SavedContexts::Disk,
+        state_dir: Some(state.path().to_owned()),
+        ..block_on(one_of_two())
+    };
+    let served = Served::start_with(exe(), &config, &[]);
+    block_on(async {
+        let mut keeper = Keeper::with_model(&served, "tiny").await;
+        let (_, word) = keeper.tell(format!("save story {}", text())).await;
+        assert_eq!(word, "saved");
+        let (wanted, _) = keeper.tell("open story".to_owned()).await;
+        keeper.end().await;
+
+        let mut other = Keeper::with_model(&served, "draft").await;
+        assert_eq!(other.tell("open story".to_owned()).await.1, "none", "it is of another model");
+        other.end().await;
+
+        let mut keeper = Keeper::with_model(&served, "tiny").await;
+        let (tokens, word) = keeper.tell("open story".to_owned()).await;
+        assert_eq!((tokens, word.as_str()), (wanted, "opened"));
+        assert_eq!(keeper.end().await.n_tokens_reopened, N_TOKENS as u64 - 1);
+    });
 }

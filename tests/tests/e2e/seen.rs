@@ -209,7 +209,7 @@ async fn the_log_and_only_that_is_for_the_operator() {
     let asked = LogsAsked::default();
     let refused = daemon.service().logs(other, asked.clone()).await.expect_err("not for everybody");
     assert_eq!(refused.code, ErrorCode::PermissionDenied);
-    assert!(refused.message.contains("may read its log"), "{refused}");
+    assert!(refused.message.contains("or read its log: that is for"), "{refused}");
     // This process has no log of its own.
     let none = daemon.service().logs(own, asked).await.expect_err("there is none");
     assert_eq!(none.code, ErrorCode::Unsupported);

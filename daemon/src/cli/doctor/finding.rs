@@ -36,6 +36,7 @@ pub(super) enum Code {
     NotADaemon,
     ConfigBroken,
     ClassBroken,
+    PermissionBroken,
     PolicyBroken,
     ModelMissing,
     ModelUnreadable,

@@ -6,10 +6,10 @@ use trellis_engine::model::Model;
 use super::finding::{Check, Code, Finding};
 use super::socket::Daemon;
 use crate::cli::output::bytes;
-use crate::config::Config;
+use crate::config::{Config, Device};
 use crate::daemon::DaemonError;
 use crate::device::Chosen;
-use crate::loader::N_POSITIONS_LEAST;
+use crate::loader::{N_POSITIONS_LEAST, is_evictable};
 use crate::machine::{self, Bound};
 use crate::shares::{Needs, divide};
 
@@ -46,8 +46,15 @@ impl Room {
     }
 }
 
-/// Looks whether the models fit. What a daemon that runs has taken is for them.
-pub(super) fn check(models: &[Model], config: &Config, chosen: &Chosen, room: Room, daemon: Daemon) -> Check {
+/// Looks whether the models of the start fit together, and each that is declared beside those that stay. What a daemon that runs
+/// has taken is for them.
+pub(super) fn check(
+    (models, declared): (&[Model], &[Model]),
+    config: &Config,
+    chosen: &Chosen,
+    room: Room,
+    daemon: Daemon,
+) -> Check {
     let mut check = Check::new("memory", "");
     let kv_bytes_max = config.kv_bytes.map_or(room.total, |kv_bytes| kv_bytes.min(room.total));
     let mut needs = Vec::new();
@@ -68,7 +75,10 @@ pub(super) fn check(models: &[Model], config: &Config, chosen: &Chosen, room: Ro
     let (of_weights, of_kv) = sums(&needs);
     let needed = bytes(of_weights + of_kv);
     check.details.push(format!("{} in all for models, {} free", bytes(room.total), bytes(room.free)));
-    check.said = format!("the models need {needed}, of {} that there are", bytes(room.total));
+    check.said = match models {
+        [] => format!("{} for models, of which none is loaded at the start", bytes(room.total)),
+        _ => format!("the models need {needed}, of {} that there are", bytes(room.total)),
+    };
     let free = if daemon == Daemon::Running { room.total } else { room.free };
     if let Some(kv_bytes) = config.kv_bytes.filter(|&kv_bytes| kv_bytes < of_kv) {
         let said = format!(
@@ -108,7 +118,51 @@ pub(super) fn check(models: &[Model], config: &Config, chosen: &Chosen, room: Ro
             format!("{whose}, or take fewer `models`"),
         ));
     }
+    for model in declared {
+        check_alone(model, (models, declared), config, (chosen, room), &mut check);
+    }
     check
+}
+
+/// All others may make room for a model of the catalog but those that stay.
+fn check_alone(
+    model: &Model,
+    (models, declared): (&[Model], &[Model]),
+    config: &Config,
+    (chosen, room): (&Chosen, Room),
+    check: &mut Check,
+) {
+    let is_here = |model: &&Model| {
+        let device = config.catalog.get(&model.name).and_then(|declared| declared.device);
+        device.is_none_or(|device| device == Device::Auto || device.is_same(chosen.device()))
+    };
+    if !is_here(&model) {
+        return;
+    }
+    let kv_bytes_max = config.kv_bytes.map_or(room.total, |kv_bytes| kv_bytes.min(room.total));
+    let needs_of = |model: &Model| {
+        let needs = chosen.needs(model, config, kv_bytes_max);
+        needs.map(|needs| shortest(needs, model, config, chosen, room))
+    };
+    let own = match needs_of(model) {
+        Ok(own) => own,
+        Err(error) => return check.findings.push(unsupported(&error)),
+    };
+    let others = models.iter().chain(declared).filter(is_here);
+    let staying = others.filter(|other| other.name != model.name && !is_evictable(&other.name, config));
+    let mut needs: Vec<Needs> = staying.filter_map(|other| needs_of(other).ok()).collect();
+    needs.push(own);
+    let capacity = config.model_bytes.unwrap_or(u64::MAX).min(room.total);
+    if !fits(&needs, config, capacity) {
+        let said = format!(
+            "{} needs {}, which is never free beside the models that stay: models may have {}",
+            model.name,
+            bytes(own.fixed_bytes.saturating_add(own.kv_bytes_min())),
+            bytes(capacity)
+        );
+        let remedy = "take a smaller model, pin fewer, or raise `model_bytes` where it is set";
+        check.findings.push(Finding::problem(Code::MemoryTooSmall, said, remedy));
+    }
 }
 
 /// A context may be shorter than the model's longest where a device has no room for that, as when models are loaded.
@@ -174,7 +228,7 @@ mod tests {
     }
 
     fn found(models: &[Model], config: &Config, room: Room, daemon: Daemon) -> Vec<Finding> {
-        check(models, config, &Chosen::Cpu, room, daemon).findings
+        check((models, &[]), config, &Chosen::Cpu, room, daemon).findings
     }
 
     fn room(total: u64, free: u64, whose: Whose) -> Room {
@@ -217,6 +271,31 @@ mod tests {
         assert_eq!(found(&[draft()], &right, room, Daemon::Absent), []);
         let half = Config { dtype: DtypeChoice::Bf16, ..Config::default() };
         assert_eq!(found(&[draft()], &half, room, Daemon::Absent)[0].code, Code::DtypeNeedsGpu);
+    }
+
+    #[test]
+    fn each_model_of_the_catalog_has_to_fit_beside_those_that_stay() {
+        let text = "models = []\n[catalog.a]\npath = 'draft'\n[catalog.b]\npath = 'draft'";
+        let open = |config: &Config| {
+            let (mut of_models, models) = super::super::models::check(config);
+            let declared = super::super::models::check_declared(config, &models, &mut of_models);
+            assert!(
+                models.is_empty() && declared.len() == 2 && of_models.findings.is_empty(),
+                "{of_models:?}"
+            );
+            declared
+        };
+        let config = Config::parse(text).expect("valid");
+        let declared = open(&config);
+        let (weights, kv) = sums(&[Chosen::Cpu.needs(&declared[0], &config, u64::MAX).expect("it runs")]);
+        let room = room(weights + kv, weights + kv, Whose::Machine);
+        let checked = |config: &Config| {
+            let found = check((&[], &open(config)), config, &Chosen::Cpu, room, Daemon::Absent);
+            (found.findings.len(), found.said.contains("none is loaded at the start"))
+        };
+        assert_eq!(checked(&config), (0, true), "they take turns");
+        let pinned = Config::parse(&format!("{text}\nis_pinned = true")).expect("valid");
+        assert_eq!(checked(&pinned), (1, true), "one stays");
     }
 
     #[test]

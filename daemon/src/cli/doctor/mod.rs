@@ -41,7 +41,7 @@ const EXAMPLES: &str = "\
 Examples:
   trellis doctor                      the verdict, and what to do about each thing that was found
   trellis doctor --verbose            all that was looked at as well, with paths and versions
-  trellis doctor --config trellis.toml    for a daemon with this file: its models, its memory, its socket, its classes and policy
+  trellis doctor --config trellis.toml    for a daemon with this file: its models, memory, socket, classes, permissions and policy
   trellis doctor --json | jq -r '.findings[] | select(.weight == \"problem\") | .code'
 
 Exit status: 0 all works, with an NVIDIA GPU or without one; 1 there is a problem.";
@@ -69,7 +69,8 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
         // First, so that the cache of kernels is made inside a private folder.
         let (of_cache, cache_dir) = cache::check(&config);
         let gpus = Gpus::look(config.device, cache_dir.as_ref().map(|dir| dir.join(KERNELS_DIR)).as_deref());
-        let (of_models, models) = models::check(&config);
+        let (mut of_models, models) = models::check(&config);
+        let declared = models::check_declared(&config, &models, &mut of_models);
         let mut checks = vec![of_settings, gpus.check()];
         if gpus.is_wanted() {
             let mut of_nodes = nodes::check(Path::new(nodes::DEV), &who);
@@ -80,10 +81,11 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
             checks.push(of_nodes);
         }
         checks.extend([cpu::check(), of_models]);
-        checks.extend(check_memory(&models, &config, &gpus, cache_dir.as_deref(), daemon));
+        checks.extend(check_memory((&models, &declared), &config, &gpus, cache_dir.as_deref(), daemon));
         checks.extend([of_cache, of_socket, of_isolation]);
         if file.is_some() {
-            checks.extend([settings::check_classes(&config), settings::check_policy(&config)]);
+            checks.extend([settings::check_classes(&config), settings::check_permissions(&config)]);
+            checks.push(settings::check_policy(&config));
         }
         Report::new(checks, gpus)
     });
@@ -95,7 +97,7 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
 
 /// On the device that models run on; nothing where that cannot be used, which is said of it.
 fn check_memory(
-    models: &[Model],
+    models: (&[Model], &[Model]),
     config: &Config,
     gpus: &Gpus,
     cache_dir: Option<&Path>,

@@ -31,12 +31,35 @@ pub(super) fn check(config: &Config) -> (Check, Vec<Model>) {
                     .push(format!("{}: {} parameters in {dtype}, {place}", model.name, model.n_parameters));
                 models.push(model);
             }
-            Err(error) => check.findings.push(finding_of(choice, &error)),
+            Err(error) => check.findings.push(finding_of(path_of(choice, config), &error)),
         }
     }
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-    check.said = names.join(", ");
+    check.said = if names.is_empty() { "none at the start".to_owned() } else { names.join(", ") };
     (check, models)
+}
+
+/// Those of the catalog that are not among these, and could be opened.
+pub(super) fn check_declared(config: &Config, models: &[Model], check: &mut Check) -> Vec<Model> {
+    let is_there = |name: &String| models.iter().any(|model| model.name == *name);
+    let mut declared = Vec::new();
+    for name in config.catalog.keys().filter(|name| !is_there(name)) {
+        match open_model(name, config) {
+            Ok(model) => {
+                check.details.push(format!("{name}: {} parameters, on demand", model.n_parameters));
+                declared.push(model);
+            }
+            // One of the start is said already.
+            Err(_) if config.models.contains(name) => {}
+            Err(error) => check.findings.push(finding_of(path_of(name, config), &error)),
+        }
+    }
+    declared
+}
+
+/// Where a model is that is asked for so.
+fn path_of<'a>(choice: &'a str, config: &'a Config) -> &'a str {
+    config.catalog.get(choice).map_or(choice, |model| &model.path)
 }
 
 /// What is wrong with a model, by its file's name; the folder is a detail.

@@ -1,12 +1,13 @@
-//! The file of settings: whether a daemon can read it, whom its classes name, and whether its policy begins.
+//! The file of settings: whether a daemon can read it, whom its classes and permissions name, and whether its policy begins.
 
 use std::path::{Path, PathBuf};
 
 use super::finding::{Check, Code, Finding};
 use crate::classes::Classes;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, PermissionSettings};
 use crate::daemon::cache_dir;
 use crate::guest::{Policy, make_private};
+use crate::permissions::Permissions;
 
 /// Reads the file, if there is one; the settings are the defaults where it cannot be read.
 pub(super) fn check(file: Option<&Path>) -> (Check, Config) {
@@ -55,6 +56,22 @@ pub(super) fn check_classes(config: &Config) -> Check {
     }
 }
 
+/// Looks for those whom permissions are given to.
+pub(super) fn check_permissions(config: &Config) -> Check {
+    let said = match config.permissions == PermissionSettings::default() {
+        true => "everybody runs guests and brings components, the operator alone does all else",
+        false => "given to users and groups that the machine knows",
+    };
+    match Permissions::of(&config.permissions) {
+        Ok(_) => Check::new("permissions", said),
+        Err(error) => {
+            let remedy =
+                "`getent passwd` and `getent group` list whom the machine knows: change `[permissions]`";
+            Check::found("permissions", Finding::problem(Code::PermissionBroken, error.to_string(), remedy))
+        }
+    }
+}
+
 /// Compiles the policy, and has an instance of it begin. What it says of models is for the daemon to see.
 pub(super) fn check_policy(config: &Config) -> Check {
     let found = |said: String| {
@@ -99,6 +116,13 @@ mod tests {
             "{found:?}"
         );
         assert!(check_classes(&Config::default()).findings.is_empty());
+        let config = Config::parse("[permissions]\nload = ['@nobody-of-this-name']\n").expect("it is TOML");
+        let found = check_permissions(&config).findings;
+        assert!(
+            found[0].code == Code::PermissionBroken && found[0].said.contains("nobody-of-this-name"),
+            "{found:?}"
+        );
+        assert!(check_permissions(&Config::default()).findings.is_empty());
     }
 
     #[test]

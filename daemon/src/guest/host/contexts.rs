@@ -60,7 +60,7 @@ impl Host for GuestState {
         for model in self.models.now() {
             match model.forget(&self.owner, &name).await {
                 Ok(()) => was_there = true,
-                // With a model goes all that was saved of it.
+                // With a model goes all that was saved of it in memory; what is on disk, of all models, is any other's to forget.
                 Err(EngineError::NotSaved { .. } | EngineError::Unloaded | EngineError::Failed(_)) => {}
                 Err(error) => return Err(error.into()),
             }

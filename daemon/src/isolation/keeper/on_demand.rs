@@ -7,7 +7,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Keeper;
 use crate::isolation::far_guest::FarGuest;
 use crate::isolation::message::{NotUnderstood, ToGuests};
-use crate::on_demand::{NotLoaded, Opened};
+use crate::on_demand::{Again, NotLoaded, Opened};
 
 impl Keeper {
     /// Gets a guest a model that is loaded on demand.
@@ -16,6 +16,8 @@ impl Keeper {
         let not_there = || NotUnderstood::NotThere { what: "model on demand of guest", number };
         let name = self.models.declared().resolve(name).ok_or_else(not_there)?;
         let opener = self.models.opener().ok_or_else(not_there)?;
+        // What is given up may go on for a while: one at a time is all that a guest can cause.
+        guest.begin_opening()?;
         let opening = opener.open(name, guest.asker());
         let (keeper, asked) = (self.clone(), guest.clone());
         let opening = self.runtime.spawn(async move {
@@ -25,11 +27,12 @@ impl Keeper {
                 let number = keeper.lock().announced.number_of(&model);
                 let number = number.ok_or_else(|| NotLoaded {
                     reason: "it was unloaded as soon as it was there".to_owned(),
-                    is_retryable: true,
+                    again: Again::Later,
                 })?;
                 asked.keep(number, claim);
                 Ok(number)
             });
+            asked.end_opening();
             keeper.outgoing.put(ToGuests::Opened { guest: asked.id, opened });
         });
         guest.note_opening(AbortOnDropHandle::new(opening));

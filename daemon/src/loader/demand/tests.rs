@@ -94,3 +94,40 @@ async fn all_that_wait_hear_how_far_it_is() {
         assert!(!states.is_empty() && states.is_sorted_by_key(|(_, _, done, _)| *done), "{states:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_load_of_a_model_is_at_its_files_however_many_are_given_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path());
+    let opener = loader.models().opener().expect("there is one").clone();
+    // As one that is given up and reads from where nothing answers.
+    let turn = loader.demand.turn("draft").lock_owned().await;
+    for _ in 0..8 {
+        let opening = tokio::spawn(opener.open("draft", asker(LoadListener::default())));
+        while loader.progress_of("draft").is_none() {
+            tokio::task::yield_now().await;
+        }
+        opening.abort();
+        assert!(opening.await.expect_err("it was aborted").is_cancelled());
+    }
+    let waiting = tokio::spawn(opener.open("draft", asker(LoadListener::default())));
+    while loader.progress_of("draft").is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert!(loader.news().loading().is_empty(), "none has begun");
+    drop(turn);
+    waiting.await.expect("no panic").expect("it is loaded");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_ends_loads_no_more_and_lends_what_it_has() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path());
+    let opener = loader.models().opener().expect("there is one").clone();
+    drop(opener.open("draft", asker(LoadListener::default())).await.expect("it is loaded"));
+    loader.load_no_more();
+    drop(opener.open("draft", asker(LoadListener::default())).await.expect("it is there"));
+    loader.unload("draft", Duration::ZERO).await.expect("it goes");
+    let refused = opener.open("draft", asker(LoadListener::default())).await.expect_err("it is gone");
+    assert!(refused.again == Again::NextDaemon && refused.reason.contains("shutting down"), "{refused:?}");
+}

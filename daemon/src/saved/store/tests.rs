@@ -243,7 +243,11 @@ fn what_a_killed_daemon_was_writing_goes_with_the_next_start() {
     store.put(&kind(), &name(7, "plans"), &context(40)).expect("kept");
     let half = store.folder(ActorId(7)).join(format!("1234-0.{TEMPORARY}"));
     fs::write(&half, "half").expect("written");
-    let again = Store::new(dir.path().join("state/contexts"), StoreLimits { of_user: MIB, of_all: MIB });
+    let begin = || Store::new(dir.path().join("state/contexts"), StoreLimits { of_user: MIB, of_all: MIB });
+    drop(begin());
+    assert!(half.exists(), "the first may be writing it");
+    drop(store);
+    let again = begin();
     assert!(!half.exists());
     assert!(again.get(&kind(), &name(7, "plans"), &account()).is_some());
 }

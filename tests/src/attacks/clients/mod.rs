@@ -6,6 +6,7 @@ pub(super) mod leaving;
 pub(super) mod messages;
 pub(super) mod outputs;
 pub(super) mod rights;
+pub(super) mod saving;
 pub(super) mod starts;
 pub(super) mod uploads;
 

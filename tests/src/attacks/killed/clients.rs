@@ -17,9 +17,18 @@ const PROMPT: &str = "<|begin_of_text|>Once upon a time";
 /// Its tokens.
 const N_TOKENS: usize = 32;
 
-/// What contexts are saved with.
-const TEXTS: [&str; 3] =
-    ["<|begin_of_text|>What is 37 + 48?", PROMPT, "<|begin_of_text|>The capital of France is"];
+/// What contexts are saved with: the last has some pages.
+const TEXTS: [&str; 4] = [
+    "<|begin_of_text|>What is 37 + 48?",
+    PROMPT,
+    "<|begin_of_text|>The capital of France is",
+    "<|begin_of_text|>Once upon a time there was a small bird that lived in an old tree beside a river. Every morning it \
+     sang to the sun, and every evening it told the moon what it had seen. One day the wind came down from the hills and \
+     asked the bird for a song of its own, so that it would not be alone on its way over the sea.",
+];
+
+/// The name under which one context takes the place of the other.
+const REPLACED: &str = "replaced";
 
 /// Contexts that are saved at a time.
 const N_SAVED_MAX: u64 = 4;
@@ -51,6 +60,12 @@ pub(super) struct Ledger {
     pub(super) begun: Vec<u64>,
     /// Contexts that were saved in the life or were being saved, by number.
     pub(super) saved: Vec<u64>,
+    /// Those that a guest was told are forgotten.
+    pub(super) forgotten: Vec<u64>,
+    /// Contexts of an earlier life that are opened only while this one may be killed.
+    pub(super) unopened: Vec<u64>,
+    /// How many of those were there, whole.
+    pub(super) n_reopened: usize,
     /// Tokens of streams.
     pub(super) n_tokens: usize,
     /// Calls that ended well.
@@ -104,7 +119,7 @@ impl World {
         let mut opened = Vec::new();
         for number in 0..TEXTS.len() as u64 {
             keeper.save(number).await?;
-            opened.extend(keeper.open(number).await?);
+            opened.extend(keeper.open(&name(number)).await?);
             keeper.forget(number).await?;
         }
         self.ledger().n_saves = TEXTS.len() as u64;
@@ -212,7 +227,35 @@ impl World {
             }
             if let Some(old) = number.checked_sub(N_SAVED_MAX).filter(|old| *old >= first) {
                 keeper.forget(old).await?;
+                self.ledger().forgotten.push(old);
             }
+        }
+    }
+
+    /// Saves one context after the other under the same name.
+    pub(super) async fn replace(&self) -> Outcome<Infallible> {
+        let client = self.connect().await?;
+        let mut keeper = Keeper::begin(self, &client).await?;
+        for text in (0..TEXTS.len()).cycle() {
+            keeper.save_as(REPLACED, text).await?;
+            if keeper.text_of(REPLACED).await? != Some(text) {
+                return Err(Stop::Wrong(format!("text {text} was saved as {REPLACED} and is not there")));
+            }
+        }
+        unreachable!("the texts come again and again")
+    }
+
+    /// Opens what an earlier life has saved, which comes from disk the first time.
+    pub(super) async fn reopen(&self) -> Outcome<Infallible> {
+        let client = self.connect().await?;
+        let mut keeper = Keeper::begin(self, &client).await?;
+        let unopened = self.ledger().unopened.clone();
+        for number in unopened {
+            let is_whole = keeper.is_whole(number).await?;
+            self.ledger().n_reopened += usize::from(is_whole);
+        }
+        loop {
+            keeper.text_of(REPLACED).await?;
         }
     }
 
@@ -267,14 +310,19 @@ impl World {
         Ok((n_from_disk, n_compiled))
     }
 
-    /// Opens contexts of an earlier life: how many of them are there, whole.
-    pub(super) async fn check_saved(&self, saved: &[u64]) -> Outcome<usize> {
+    /// Opens contexts of an earlier life: how many of them are there, whole. One that was `forgotten` is not.
+    pub(super) async fn check_saved(&self, saved: &[u64], forgotten: &[u64]) -> Outcome<usize> {
         let client = self.connect().await?;
         let mut keeper = Keeper::begin(self, &client).await?;
         let mut n_whole = 0;
         for number in saved {
-            n_whole += usize::from(keeper.is_whole(*number).await?);
+            let is_whole = keeper.is_whole(*number).await?;
+            if is_whole && forgotten.contains(number) {
+                return Err(Stop::Wrong(format!("{} was forgotten and is there", name(*number))));
+            }
+            n_whole += usize::from(is_whole);
         }
+        keeper.text_of(REPLACED).await?;
         Ok(n_whole)
     }
 }
@@ -319,8 +367,11 @@ impl<'a> Keeper<'a> {
     }
 
     async fn save(&mut self, number: u64) -> Outcome<()> {
-        let message = format!("save {} {}", name(number), TEXTS[text(number)]);
-        self.tell("save", message).await?;
+        self.save_as(&name(number), text(number)).await
+    }
+
+    async fn save_as(&mut self, name: &str, text: usize) -> Outcome<()> {
+        self.tell("save", format!("save {name} {}", TEXTS[text])).await?;
         Ok(())
     }
 
@@ -330,14 +381,25 @@ impl<'a> Keeper<'a> {
     }
 
     /// The tokens of what is saved, and those that the model draws after them.
-    async fn open(&mut self, number: u64) -> Outcome<Option<Vec<u32>>> {
-        let (tokens, word) = self.tell("open", format!("open {}", name(number))).await?;
+    async fn open(&mut self, name: &str) -> Outcome<Option<Vec<u32>>> {
+        let (tokens, word) = self.tell("open", format!("open {name}")).await?;
         Ok((word == "opened").then_some(tokens))
+    }
+
+    /// With which text a context was saved that is there; what is there is whole.
+    async fn text_of(&mut self, name: &str) -> Outcome<Option<usize>> {
+        let (world, opened) = (self.world, self.open(name).await?);
+        let golden = world.golden.as_ref().map_or(&[][..], |golden| &golden.opened);
+        let text = golden.iter().position(|golden| Some(golden) == opened.as_ref());
+        if opened.is_some() && text.is_none() {
+            return Err(Stop::Wrong(format!("{name} is {opened:?} and none of {golden:?}")));
+        }
+        Ok(text)
     }
 
     /// Whether a context is there; what is there is whole.
     async fn is_whole(&mut self, number: u64) -> Outcome<bool> {
-        let opened = self.open(number).await?;
+        let opened = self.open(&name(number)).await?;
         let golden = self.world.golden.as_ref().map(|golden| &golden.opened[text(number)]);
         if opened.is_some() && opened.as_ref() != golden {
             return Err(Stop::Wrong(format!("{} is {opened:?} and not {golden:?}", name(number))));

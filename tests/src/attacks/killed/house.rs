@@ -11,8 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
-use trellis::config::{Config, SavedContexts};
+use trellis::config::Config;
 use trellis_client::Client;
+
+use crate::attacks::saved::{self, Kind};
 
 /// How long a daemon may take to start, or to end by itself.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
@@ -62,10 +64,8 @@ impl House {
         fs::create_dir(house.place("tmp"))?;
         let config = Config {
             cache_dir: Some(house.place("cache")),
-            saved_contexts: SavedContexts::Disk,
-            state_dir: Some(house.place("state")),
             compile_exe: None,
-            ..config.clone()
+            ..saved::on_disk(config.clone(), house.folder.path())
         };
         fs::write(house.place("trellis.toml"), toml::to_string(&config).map_err(io::Error::other)?)?;
         Ok(house)
@@ -191,22 +191,14 @@ impl House {
 
     /// What lies among saved contexts; whether they are whole is seen when they are opened.
     fn look_at_saved(&self, life: &Life, left: &mut Left) -> io::Result<()> {
-        let users = match fs::read_dir(self.place("state").join("contexts")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            users => users?,
-        };
-        for user in users {
-            for entry in fs::read_dir(user?.path())? {
-                let path = entry?.path();
-                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                match path.extension().and_then(|extension| extension.to_str()) {
-                    Some("tmp") => {
-                        left.n_half_written += 1;
-                        left.n_of_others += usize::from(!name.starts_with(&format!("{}-", life.child.id())));
-                    }
-                    Some("context") => {}
-                    _ => left.complaints.push(format!("{name} is left among saved contexts")),
+        for file in saved::files(self.folder.path())? {
+            match file.kind {
+                Kind::Temporary => {
+                    left.n_half_written += 1;
+                    left.n_of_others += usize::from(!file.name.starts_with(&format!("{}-", life.child.id())));
                 }
+                Kind::Context => {}
+                Kind::Other => left.complaints.push(format!("{} is left among saved contexts", file.name)),
             }
         }
         Ok(())

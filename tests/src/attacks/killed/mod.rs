@@ -53,6 +53,14 @@ pub enum Moment {
     Ending,
 }
 
+/// Which saved contexts of earlier lives are opened before a daemon may be killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opened {
+    /// The others are opened while it may be.
+    Half,
+    All,
+}
+
 /// What became of all lives.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
@@ -74,6 +82,8 @@ pub struct Report {
     pub n_saved: usize,
     /// Of those, how many the next daemon had, whole: those that had come to the disk.
     pub n_saved_whole: usize,
+    /// Others of them, which were opened, whole, while the daemon might be killed.
+    pub n_reopened: usize,
     /// Files that were being written when a daemon was killed.
     pub n_half_written: usize,
     /// Children, at the moment of the kill, by what they were started as.
@@ -109,7 +119,10 @@ impl Report {
                 "components run again: {} from the cache, {} compiled; {} files half written; {} in the cache at the end",
                 self.n_from_disk, self.n_compiled, self.n_half_written, self.n_components
             ),
-            format!("contexts saved: {}, there in the next life: {}", self.n_saved, self.n_saved_whole),
+            format!(
+                "contexts saved: {}, there in the next life: {}; others opened before a kill: {}",
+                self.n_saved, self.n_saved_whole, self.n_reopened
+            ),
             format!("children at the kills: {:?}", self.n_children),
             format!(
                 "longest: {:.0} ms to an answer, {:.0} ms to the end of children, {:.0} ms to start",
@@ -136,6 +149,7 @@ struct Lives {
     begun: Vec<u64>,
     ran: Vec<u64>,
     saved: Vec<u64>,
+    forgotten: Vec<u64>,
 }
 
 /// Kills a daemon so often.
@@ -162,6 +176,7 @@ pub fn run(
         begun: Vec::new(),
         ran: Vec::new(),
         saved: Vec::new(),
+        forgotten: Vec::new(),
     };
     lives.learn()?;
     for number in 1..=n_kills {
@@ -179,6 +194,7 @@ pub fn run(
     let mut report = lives.report;
     report.n_calls = lives.world.ledger().n_calls;
     report.n_tokens = lives.world.ledger().n_tokens;
+    report.n_reopened = lives.world.ledger().n_reopened;
     Ok(report)
 }
 
@@ -221,8 +237,8 @@ impl Lives {
         let clients = match moment {
             Moment::Starting => vec![self.client("visits", &is_killed, moment)],
             Moment::Serving | Moment::Ending => {
-                self.begin(&mut life)?;
-                ["streams", "compiles", "compiles", "uploads", "saves", "visits"]
+                self.begin(&mut life, Opened::Half)?;
+                ["streams", "compiles", "compiles", "uploads", "saves", "replaces", "reopens", "visits"]
                     .map(|name| self.client(name, &is_killed, moment))
                     .into()
             }
@@ -271,6 +287,8 @@ impl Lives {
         self.begun.append(&mut ledger.begun);
         self.ran.append(&mut ledger.ran);
         self.saved.append(&mut ledger.saved);
+        self.saved.append(&mut ledger.unopened);
+        self.forgotten.append(&mut ledger.forgotten);
         Ok(())
     }
 
@@ -289,6 +307,8 @@ impl Lives {
                 "compiles" => world.compile().await,
                 "uploads" => world.upload().await,
                 "saves" => world.save().await,
+                "replaces" => world.replace().await,
+                "reopens" => world.reopen().await,
                 _ => world.visit(&is_awaited).await,
             };
             let Err(stop) = ended;
@@ -318,7 +338,7 @@ impl Lives {
     }
 
     /// Waits for a daemon that follows one that was killed, and holds it against what has to be so.
-    fn begin(&mut self, life: &mut Life) -> io::Result<()> {
+    fn begin(&mut self, life: &mut Life, opened: Opened) -> io::Result<()> {
         let start = self.house.ready(life, &self.runtime)?;
         self.report.start_ms_max = self.report.start_ms_max.max(ms(start));
         let left = self.house.left(life)?;
@@ -328,14 +348,19 @@ impl Lives {
         }
         left.complaints.into_iter().for_each(|complaint| self.complain(complaint));
         let (mut begun, ran) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.ran));
-        let saved = std::mem::take(&mut self.saved);
+        let random = &mut self.random;
+        let is_now = |_: &u64| opened == Opened::All || random.below(2) == 0;
+        let (saved, unopened): (Vec<u64>, Vec<u64>) =
+            std::mem::take(&mut self.saved).into_iter().partition(is_now);
+        self.world.ledger().unopened = unopened;
+        let forgotten = self.forgotten.clone();
         // The last ones: what was under way is among them.
         begun.drain(..begun.len().saturating_sub(N_COMPONENTS_CHECKED));
         let world = self.world.clone();
         let checks = async {
             world.check_begun().await?;
             let components = world.check_components(&begun, &ran).await?;
-            Ok::<_, Stop>((components, world.check_saved(&saved).await?))
+            Ok::<_, Stop>((components, world.check_saved(&saved, &forgotten).await?))
         };
         let checked = self.runtime.block_on(async { tokio::time::timeout(CHECK_TIME_MAX, checks).await });
         match checked {
@@ -354,7 +379,7 @@ impl Lives {
     /// The last life, which ends by itself and leaves nothing but what is cached.
     fn last(&mut self) -> io::Result<()> {
         let mut life = self.house.start()?;
-        self.begin(&mut life)?;
+        self.begin(&mut life, Opened::All)?;
         life.ask_to_end()?;
         let status = life.end()?;
         if !status.success() {

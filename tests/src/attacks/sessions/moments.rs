@@ -182,6 +182,21 @@ moments! {
         visit.stay().await;
         Ok(Ending::well())
     }
+    "a context was saved and comes to the disk"(visit) {
+        let name = format!("visit {}", visit.chance);
+        let (mut raw, id) = had!(visit.run(&["save-and-wait", &name], |_| {}));
+        had!(event_of(&mut raw, id, is_output));
+        drop(raw);
+        // It outlives who saved it.
+        let (mut raw, id) = had!(visit.start(&["forget-one", &name], |_| {}));
+        raw.follow(id).await
+    }
+    "guest opens what may be on disk"(visit) {
+        let (mut raw, id) = had!(visit.run(&["open-in-vain"], |_| {}));
+        had!(event_of(&mut raw, id, is_output));
+        visit.stay().await;
+        Ok(Ending::well())
+    }
     "credit used up"(visit) {
         let change = |start: &mut Start| start.credit_bytes = LITTLE_CREDIT_BYTES;
         let (mut raw, id) = had!(visit.run(&["drip"], change));

@@ -14,6 +14,7 @@ use trellis::guest::GuestLimits;
 use super::{ByMoment, MOMENTS, Visits, complaints, visit};
 use crate::attacks::processes::{Daemon, User, VISITOR, site};
 use crate::attacks::raw::Raw;
+use crate::attacks::saved;
 use crate::attacks::state::State;
 
 /// Users, each with as many sessions.
@@ -82,6 +83,8 @@ pub fn run(mut daemon: Daemon, visits: Visits, say: &dyn Fn(&str)) -> io::Result
     let mut complaints = complaints(&by_moment);
     let (after, beyond) = runtime.block_on(State::back(&mut raw, pid, &before))?;
     complaints.extend(beyond);
+    let left = saved::files(daemon.folder())?;
+    complaints.extend(left.iter().map(|file| format!("{} is left among saved contexts", file.name)));
     Ok(Report {
         n_sessions: visits.n_sessions,
         seconds,

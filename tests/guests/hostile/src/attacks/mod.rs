@@ -5,6 +5,7 @@ mod decoding;
 mod memory;
 mod output;
 mod processor;
+mod saving;
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -21,7 +22,14 @@ use crate::Outcome;
 const N_LONG: u32 = 1000;
 
 pub(crate) fn attack(mode: &str, rest: &[String]) -> Outcome {
-    let of_a_kind = [processor::attack, memory::attack, boundary::attack, decoding::attack, output::attack];
+    let of_a_kind = [
+        processor::attack,
+        memory::attack,
+        boundary::attack,
+        decoding::attack,
+        output::attack,
+        saving::attack,
+    ];
     match of_a_kind.iter().find_map(|attack| attack(mode, rest)) {
         Some(outcome) => outcome,
         None => attack_by_name(mode),

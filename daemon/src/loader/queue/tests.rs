@@ -1,0 +1,121 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use trellis_engine::account::{ActorId, GuestId};
+
+use super::*;
+use crate::config::{CatalogModel, Config};
+use crate::loader::Fittings;
+use crate::models::names;
+use crate::on_demand::{Again, Asker, LoadListener, NotLoaded, Opened};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Three models of one size, `a`, `b` and `c`, where there is room for one.
+async fn loader(folder: &Path, change: impl Fn(&mut Config)) -> Arc<Loader> {
+    let draft = || CatalogModel { path: "draft".to_owned(), ..CatalogModel::default() };
+    let mut config = Config {
+        models: Vec::new(),
+        catalog: ["a", "b", "c"].map(|name| (name.to_owned(), draft())).into(),
+        device: Device::Cpu,
+        model_resident_ms: 0,
+        model_wait_ms: u64::try_from(PATIENCE.as_millis()).expect("it is short"),
+        ..Config::default()
+    };
+    change(&mut config);
+    let start = |config: &Config| {
+        let loader = Loader::start(config.clone(), folder.to_owned(), Fittings::default(), &|_| {});
+        Arc::new(loader.expect("it starts"))
+    };
+    let fit = start(&config).fit("a".to_owned(), None).await.expect("it is there");
+    let needed_bytes = fit.needs.fixed_bytes + fit.needs.kv_bytes_min();
+    let loader = start(&Config { model_bytes: Some(needed_bytes + needed_bytes / 2), ..config });
+    loader.open_catalog();
+    loader
+}
+
+type Opening = JoinHandle<Result<Opened, NotLoaded>>;
+
+/// A guest of a user asks for a model.
+fn open(loader: &Loader, user: u32, name: &str) -> Opening {
+    let asker = Asker { guest: GuestId(1), user: ActorId(user), loads: LoadListener::default() };
+    tokio::spawn(loader.models.opener().expect("there is one").open(name, asker))
+}
+
+async fn opened(opening: Opening) -> Opened {
+    timeout(PATIENCE, opening).await.expect("it comes").expect("no panic").expect("it is loaded")
+}
+
+async fn n_waiting(loader: &Loader, n: usize) {
+    let all = async {
+        while loader.queue.lock().waiting.len() != n {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, all).await.expect("they wait");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_asks_for_one_model_after_the_other_keeps_nobody_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |config| config.model_resident_ms = 500).await;
+    drop(opened(open(&loader, 1, "a")).await);
+    let alternates = loader.clone();
+    let alternating = tokio::spawn(async move {
+        for name in ["b", "a"].into_iter().cycle() {
+            // Others have it at times.
+            let opened = open(&alternates, 1, name).await.expect("no panic").expect("it is loaded");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            drop(opened);
+        }
+    });
+    for _ in 0..3 {
+        drop(opened(open(&loader, 2, "c")).await);
+    }
+    alternating.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_came_first_has_the_room_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |_| {}).await;
+    let a = opened(open(&loader, 1, "a")).await;
+    let b = open(&loader, 2, "b");
+    n_waiting(&loader, 1).await;
+    let c = open(&loader, 3, "c");
+    n_waiting(&loader, 2).await;
+    drop(a);
+    let b = opened(b).await;
+    assert!(!c.is_finished(), "its room is taken");
+    assert_eq!(names(&loader.models.now()), ["b"]);
+    // What nobody waits for any more is in nobody's way.
+    let a = open(&loader, 1, "a");
+    n_waiting(&loader, 2).await;
+    c.abort();
+    n_waiting(&loader, 1).await;
+    drop(b);
+    drop(opened(a).await);
+    n_waiting(&loader, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_late_to_a_load_waits_as_long_as_the_first() {
+    const WAIT_MS: u64 = 600;
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |config| config.model_wait_ms = WAIT_MS).await;
+    let _held = opened(open(&loader, 1, "a")).await;
+    let first = open(&loader, 2, "b");
+    n_waiting(&loader, 1).await;
+    tokio::time::sleep(Duration::from_millis(WAIT_MS / 2)).await;
+    let (begun, second) = (Instant::now(), open(&loader, 3, "b"));
+    for opening in [first, second] {
+        let late = timeout(PATIENCE, opening).await.expect("it ends").expect("no panic");
+        let late = late.expect_err("there is no room");
+        assert!(late.again == Again::Later && late.reason.contains("guests use a"), "{late:?}");
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(WAIT_MS), "{:?}", begun.elapsed());
+    n_waiting(&loader, 0).await;
+    assert_eq!(loader.news.last_failure(), None, "that is none of the daemon");
+}

@@ -1,0 +1,283 @@
+//! Who may do what.
+//!
+//! - Comes in: `[permissions]` of the configuration, the machine's users and groups, an actor as the kernel names it.
+//! - Goes out: that the actor may, or an error that names the permission which it lacks and who gives it. Nothing else in the daemon
+//!   decides what one user may do and another may not.
+//! - The operator, root and the user that the daemon runs as, may do everything. What is theirs alone is [`Permission::Operate`],
+//!   which no configuration gives to anybody else.
+//! - Groups are looked up as those of classes are, and remembered for some seconds: whoever is taken out of one soon lacks what it gave.
+//! - Must not happen: a name that stands for nobody and is passed over; a look-up where the user by itself, or everybody, may.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use trellis_wire::{ErrorBody, ErrorCode};
+
+use crate::config::{PermissionSettings, Who};
+use crate::directory::{Directory, Kind, Machine, NotKnown, groups_of, number};
+use crate::session::Actor;
+use crate::tasks::blocking;
+
+/// How long the groups of a user are remembered.
+const GROUPS_TIME: Duration = Duration::from_secs(10);
+
+/// What somebody may do or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permission {
+    /// Run guests.
+    Run,
+    /// Bring components.
+    Upload,
+    /// Load and unload models.
+    Load,
+    /// See what is of others.
+    SeeOthers,
+    /// Stop guests of others.
+    StopOthers,
+    /// Stop the daemon, have it read its configuration again, read its log, and know where its files are.
+    Operate,
+}
+
+impl Permission {
+    const ALL: [Self; 6] =
+        [Self::Run, Self::Upload, Self::Load, Self::SeeOthers, Self::StopOthers, Self::Operate];
+
+    /// The name, which is that of the setting where there is one.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Upload => "upload",
+            Self::Load => "load",
+            Self::SeeOthers => "see_others",
+            Self::StopOthers => "stop_others",
+            Self::Operate => "operate",
+        }
+    }
+
+    /// What it is to do that.
+    fn deed(self) -> &'static str {
+        match self {
+            Self::Run => "run guests",
+            Self::Upload => "bring components of its own, and runs those that are registered",
+            Self::Load => "load and unload models, or ask about others than those that are loaded on demand",
+            Self::SeeOthers => "see the guests of others",
+            Self::StopOthers => "stop the guests of others",
+            Self::Operate => "stop or reload the daemon, or read its log",
+        }
+    }
+
+    fn given(self, settings: &PermissionSettings) -> &[Who] {
+        match self {
+            Self::Run => &settings.run,
+            Self::Upload => &settings.upload,
+            Self::Load => &settings.load,
+            Self::SeeOthers => &settings.see_others,
+            Self::StopOthers => &settings.stop_others,
+            Self::Operate => &[],
+        }
+    }
+}
+
+/// Permissions that are given to nobody known.
+#[derive(Debug, thiserror::Error)]
+#[error("permissions.{permission}: {source}")]
+pub struct PermissionError {
+    permission: &'static str,
+    source: NotKnown,
+}
+
+/// To whom a permission is given.
+#[derive(Debug, Default)]
+struct Given {
+    everybody: bool,
+    users: HashSet<u32>,
+    groups: HashSet<u32>,
+}
+
+/// The groups of a user, as they were a short while ago.
+#[derive(Debug)]
+struct Groups {
+    read: Instant,
+    gids: Arc<[u32]>,
+}
+
+/// Who may do what, and which groups users are in.
+#[derive(Debug)]
+pub(crate) struct Permissions {
+    given: [Given; Permission::ALL.len()],
+    directory: Arc<dyn Directory>,
+    groups: Mutex<HashMap<Actor, Groups>>,
+}
+
+/// Whether an actor is root, or the user that the daemon runs as.
+pub(crate) fn is_operator(actor: Actor) -> bool {
+    actor.uid == 0 || actor.uid == Actor::this_process().uid
+}
+
+impl Permissions {
+    /// Those of a configuration on this machine.
+    ///
+    /// # Errors
+    /// A name stands for nobody.
+    pub(crate) fn of(settings: &PermissionSettings) -> Result<Self, PermissionError> {
+        Self::in_directory(settings, Arc::new(Machine))
+    }
+
+    fn in_directory(
+        settings: &PermissionSettings,
+        directory: Arc<dyn Directory>,
+    ) -> Result<Self, PermissionError> {
+        let mut given: [Given; Permission::ALL.len()] = Default::default();
+        for (given, permission) in given.iter_mut().zip(Permission::ALL) {
+            let known = |kind, member| {
+                let wrong = |source| PermissionError { permission: permission.name(), source };
+                number(&*directory, kind, member).map_err(wrong)
+            };
+            for who in permission.given(settings) {
+                match who {
+                    Who::Everybody => given.everybody = true,
+                    Who::User(user) => drop(given.users.insert(known(Kind::User, user)?)),
+                    Who::Group(group) => drop(given.groups.insert(known(Kind::Group, group)?)),
+                }
+            }
+        }
+        Ok(Self { given, directory, groups: Mutex::default() })
+    }
+
+    /// Says whether an actor may do that.
+    ///
+    /// # Errors
+    /// It may not: which permission it lacks, and who gives it.
+    pub(crate) async fn check(&self, actor: Actor, permission: Permission) -> Result<(), ErrorBody> {
+        if self.has(actor, permission).await { Ok(()) } else { Err(lacks(actor, permission)) }
+    }
+
+    /// Whether an actor may do that.
+    pub(crate) async fn has(&self, actor: Actor, permission: Permission) -> bool {
+        let given = &self.given[permission as usize];
+        if is_operator(actor) || given.everybody || given.users.contains(&actor.uid) {
+            return true;
+        }
+        !given.groups.is_empty() && self.groups_of(actor).await.iter().any(|gid| given.groups.contains(gid))
+    }
+
+    /// The names of all that an actor may do.
+    pub(crate) async fn names(&self, actor: Actor) -> Vec<String> {
+        let mut names = Vec::new();
+        for permission in Permission::ALL {
+            if self.has(actor, permission).await {
+                names.push(permission.name().to_owned());
+            }
+        }
+        names
+    }
+
+    async fn groups_of(&self, actor: Actor) -> Arc<[u32]> {
+        if let Some(Groups { gids, .. }) = self.known(Instant::now()).get(&actor) {
+            return gids.clone();
+        }
+        let directory = self.directory.clone();
+        let gids: Arc<[u32]> = blocking(move || groups_of(&*directory, actor)).await.into();
+        let read = Instant::now();
+        self.known(read).insert(actor, Groups { read, gids: gids.clone() });
+        gids
+    }
+
+    /// What is remembered and not too old.
+    fn known(&self, now: Instant) -> MutexGuard<'_, HashMap<Actor, Groups>> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|_, Groups { read, .. }| now.saturating_duration_since(*read) < GROUPS_TIME);
+        groups
+    }
+}
+
+fn lacks(actor: Actor, permission: Permission) -> ErrorBody {
+    let (uid, own, name, deed) = (actor.uid, Actor::this_process().uid, permission.name(), permission.deed());
+    let operator = match own {
+        0 => "root".to_owned(),
+        own => format!("root or user {own}, who runs it"),
+    };
+    let message = match permission {
+        Permission::Operate => format!("user {uid} may not {deed}: that is for {operator}"),
+        _ => format!(
+            "user {uid} may not {deed}: it lacks the permission {name:?} of this daemon, which its operator ({operator}) \
+             gives in [permissions] of the configuration"
+        ),
+    };
+    ErrorBody::new(ErrorCode::PermissionDenied, message).about(name).with_value(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::village::Village;
+
+    const EVERYTHING: [&str; 6] = ["run", "upload", "load", "see_others", "stop_others", "operate"];
+
+    fn permissions(text: &str) -> Result<Permissions, PermissionError> {
+        Permissions::in_directory(&toml::from_str(text).expect("it parses"), Arc::new(Village))
+    }
+
+    async fn names(permissions: &Permissions, uid: u32, gid: u32) -> Vec<String> {
+        permissions.names(Actor { uid, gid }).await
+    }
+
+    #[tokio::test]
+    async fn by_default_everybody_runs_and_uploads_and_the_operator_may_all() {
+        let permissions = Permissions::of(&PermissionSettings::default()).expect("there are no names in it");
+        assert_eq!(names(&permissions, u32::MAX - 9, 7).await, ["run", "upload"]);
+        assert_eq!(names(&permissions, 0, 7).await, EVERYTHING);
+        assert_eq!(permissions.names(Actor::this_process()).await, EVERYTHING);
+        assert!(permissions.groups.lock().expect("nothing panicked").is_empty(), "nothing was looked up");
+    }
+
+    #[tokio::test]
+    async fn users_have_what_is_given_to_them_to_their_groups_and_to_everybody() {
+        let text =
+            "run = ['@staff']\nupload = ['ada', 7]\nload = ['@lab']\nsee_others = ['*']\nstop_others = []";
+        let permissions = permissions(text).expect("all are known");
+        assert_eq!(names(&permissions, 1, 99).await, ["run", "upload", "load", "see_others"]);
+        assert_eq!(names(&permissions, 2, 99).await, ["run", "see_others"]);
+        // The machine knows no such users: the groups of their connections count; as where it does not answer.
+        assert_eq!(names(&permissions, 7, 11).await, ["upload", "load", "see_others"]);
+        assert_eq!(names(&permissions, 7, 99).await, ["upload", "see_others"]);
+        assert_eq!(names(&permissions, 3, 10).await, ["run", "see_others"]);
+    }
+
+    #[tokio::test]
+    async fn who_may_not_is_told_what_is_lacking_and_who_gives_it() {
+        let permissions = permissions("run = []").expect("nobody is named");
+        let refused = async |permission| {
+            permissions.check(Actor { uid: 2, gid: 2 }, permission).await.expect_err("it may not")
+        };
+        let error = refused(Permission::Run).await;
+        assert_eq!(
+            (error.code, error.name.as_deref(), error.value.as_deref()),
+            (ErrorCode::PermissionDenied, Some("run"), Some("2"))
+        );
+        let start = "user 2 may not run guests: it lacks the permission \"run\" of this daemon, which its operator (root";
+        assert!(error.message.starts_with(start), "{}", error.message);
+        assert!(error.message.ends_with("gives in [permissions] of the configuration"), "{}", error.message);
+        let error = refused(Permission::Operate).await;
+        assert!(
+            error
+                .message
+                .starts_with("user 2 may not stop or reload the daemon, or read its log: that is for root")
+        );
+    }
+
+    #[test]
+    fn names_of_nobody_are_errors_that_name_the_nearest() {
+        for (text, message) in [
+            ("load = ['adda']", "permissions.load: this machine has no user \"adda\"; did you mean \"ada\"?"),
+            (
+                "see_others = ['@stuff']",
+                "permissions.see_others: this machine has no group \"stuff\"; did you mean \"staff\"?",
+            ),
+            ("run = ['@slow']", "permissions.run: the group \"slow\" cannot be looked up: timed out"),
+        ] {
+            assert_eq!(permissions(text).expect_err(text).to_string(), message);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A configuration that is read again while the daemon runs.
+//!
+//! - Comes in: that it is to be read again, and where it is from ([`Origin`]).
+//! - Goes out: the settings that hold from now on, and those that would with another start; or what is wrong, and then nothing has
+//!   changed.
+//! - Who may do what, classes, what connections may ask for, and what is logged are changed at once: what was begun goes on, and what is
+//!   asked next is held to the new. All else waits: it says how memory and devices were laid out when the daemon started.
+//! - Must not happen: some of a file that is applied, where another part of it is wrong; a change that is not told.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use serde_json::Value;
+use trellis_wire::{ReloadInfo, SettingChange};
+
+use crate::accounts::Accounts;
+use crate::classes::Classes;
+use crate::config::{Config, ConfigError};
+use crate::daemon::{DaemonError, open_model};
+use crate::live::Live;
+use crate::permissions::Permissions;
+use crate::service::HostService;
+use crate::session::Sessions;
+use crate::tasks::blocking;
+
+/// Where the configuration of a daemon is from.
+pub trait Origin: Send + Sync {
+    /// Reads it again: the file, with what the command line and the environment say over it, as at the start.
+    ///
+    /// # Errors
+    /// It cannot be read, or is wrong.
+    fn read(&self) -> Result<Config, ConfigError>;
+
+    /// It is about to be read.
+    fn begins(&self) {}
+
+    /// What has come of it; the configuration is what holds now.
+    fn ends(&self, _outcome: &Result<ReloadInfo, ReloadError>, _config: &Config) {}
+}
+
+/// Why a configuration was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// There is nothing to be read.
+    #[error("this daemon has its configuration from no file")]
+    NoOrigin,
+    /// It is wrong by itself.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No daemon would start with it.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+}
+
+/// What a reload changes.
+pub(crate) struct Reload {
+    origin: OnceLock<Arc<dyn Origin>>,
+    turn: Mutex<()>,
+    running: Arc<Live<Config>>,
+    permissions: Arc<Live<Permissions>>,
+    accounts: Arc<Accounts>,
+    sessions: OnceLock<Weak<Sessions<HostService>>>,
+}
+
+impl Reload {
+    pub(crate) fn new(
+        config: Config,
+        permissions: Arc<Live<Permissions>>,
+        accounts: Arc<Accounts>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            origin: OnceLock::new(),
+            turn: Mutex::default(),
+            running: Arc::new(Live::new(config)),
+            permissions,
+            accounts,
+            sessions: OnceLock::new(),
+        })
+    }
+
+    /// The configuration that holds now.
+    pub(crate) fn running(&self) -> Arc<Config> {
+        self.running.get()
+    }
+
+    /// Says where the configuration is read again from.
+    pub(crate) fn set_origin(&self, origin: Arc<dyn Origin>) {
+        // A daemon has one, which is said before it serves.
+        let _ = self.origin.set(origin);
+    }
+
+    /// Says which sessions are held to it.
+    pub(crate) fn set_sessions(&self, sessions: &Arc<Sessions<HostService>>) {
+        let _ = self.sessions.set(Arc::downgrade(sessions));
+    }
+
+    /// Reads the configuration again, and has hold of it what can.
+    ///
+    /// # Errors
+    /// What is wrong; nothing has changed then.
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<ReloadInfo, ReloadError> {
+        let this = self.clone();
+        // To its end, also where nobody waits for that.
+        blocking(move || {
+            let _turn = this.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let origin = this.origin.get().ok_or(ReloadError::NoOrigin)?;
+            origin.begins();
+            let outcome = this.take(&**origin);
+            origin.ends(&outcome, &this.running());
+            outcome
+        })
+        .await
+    }
+
+    fn take(&self, origin: &dyn Origin) -> Result<ReloadInfo, ReloadError> {
+        let wanted = origin.read()?;
+        let running = self.running();
+        let classes = Classes::of(&wanted.classes).map_err(DaemonError::from)?;
+        let permissions = Permissions::of(&wanted.permissions).map_err(DaemonError::from)?;
+        if wanted.models != running.models || wanted.catalog != running.catalog {
+            for choice in wanted.models.iter().chain(wanted.catalog.keys()) {
+                open_model(choice, &wanted)?;
+            }
+        }
+        let next = running.with_live_of(&wanted);
+        let info = ReloadInfo { changed: differences(&running, &next), waiting: differences(&next, &wanted) };
+        // From here on nothing fails.
+        self.permissions.set(permissions);
+        if next.classes != running.classes {
+            self.accounts.set_classes(classes);
+        }
+        if let Some(sessions) = self.sessions.get().and_then(Weak::upgrade) {
+            sessions.set_limits(next.sessions.clone());
+        }
+        self.running.set(next);
+        Ok(info)
+    }
+}
+
+/// The settings of two configurations that are not the same, by the order in which a file has them.
+fn differences(before: &Config, after: &Config) -> Vec<SettingChange> {
+    let (before, after) = (before.settings(), after.settings());
+    let text = |value: &Value| (!value.is_null()).then(|| value.to_string());
+    let mut changes: Vec<SettingChange> = after
+        .iter()
+        .map(|setting| {
+            let old = before.iter().find(|other| other.name == setting.name);
+            let before = old.and_then(|old| text(&old.value));
+            SettingChange { name: setting.name.clone(), before, after: text(&setting.value) }
+        })
+        .collect();
+    let gone = before.iter().filter(|setting| after.iter().all(|other| other.name != setting.name));
+    changes.extend(gone.map(|setting| SettingChange {
+        name: setting.name.clone(),
+        before: text(&setting.value),
+        after: None,
+    }));
+    changes.retain(|change| change.before != change.after);
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text).expect("valid")
+    }
+
+    fn names(changes: &[SettingChange]) -> Vec<&str> {
+        changes.iter().map(|change| change.name.as_str()).collect()
+    }
+
+    #[test]
+    fn what_holds_at_once_is_taken_and_the_rest_waits() {
+        let running = config("kv_bytes = 1\n[permissions]\nload = ['ada']\n[classes.a]\nshare = 2");
+        let wanted = config(
+            "kv_bytes = 2\nlog = 'debug'\n[permissions]\nload = ['@lab']\n[classes.b]\nrank = 1\n\
+             [sessions]\nn_requests = 9\n[limits]\ncpu_ms = 7",
+        );
+        let next = running.with_live_of(&wanted);
+        let changed = differences(&running, &next);
+        let mut seen = names(&changed);
+        seen.sort_unstable();
+        assert_eq!(
+            seen,
+            [
+                "classes.a.groups",
+                "classes.a.rank",
+                "classes.a.share",
+                "classes.a.users",
+                "classes.b.groups",
+                "classes.b.rank",
+                "classes.b.share",
+                "classes.b.users",
+                "log",
+                "permissions.load",
+                "sessions.n_requests",
+            ]
+        );
+        let load = changed.iter().find(|change| change.name == "permissions.load").expect("it is there");
+        assert_eq!(load.before.as_deref(), Some("[\"ada\"]"));
+        assert_eq!(load.after.as_deref(), Some("[\"@lab\"]"));
+        assert_eq!(names(&differences(&next, &wanted)), ["kv_bytes", "limits.cpu_ms"]);
+        // Who has set what goes with the values.
+        assert!(next.set_by_file.has("sessions.n_requests") && next.set_by_file.has("kv_bytes"));
+        assert!(!next.set_by_file.has("limits.cpu_ms") && !next.set_by_file.has("classes.a.share"));
+        // What waits is told again, until there is another start; and what is taken back waits no more.
+        let again = next.with_live_of(&wanted);
+        assert!(differences(&next, &again).is_empty());
+        assert_eq!(names(&differences(&again, &wanted)), ["kv_bytes", "limits.cpu_ms"]);
+        assert!(differences(&again, &config("kv_bytes = 1").with_live_of(&wanted)).is_empty());
+    }
+}
