@@ -101,11 +101,12 @@ pub struct Config {
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,
     /// Where the daemon answers Prometheus, as `127.0.0.1:9464`: its metrics, of all users together, are at `/metrics` there. Only a
-    /// loopback address, as who asks is not known; nowhere when absent.
+    /// loopback address, and every local user may ask there; nowhere when absent. Not under the packaged unit, which is shut off from
+    /// every network: `trellis-metrics.socket` hands it the socket, and this stays absent.
     pub metrics_listen: Option<SocketAddr>,
     /// What the log is: `text` or `json` for lines on standard error, or `journald` for entries of systemd's journal with their fields.
     pub log_format: LogFormat,
-    /// Bytes of the newest lines of the log that are kept in memory, for `trellis logs`.
+    /// Bytes of the newest lines of the log that are kept in memory, for `trellis logs`; at least 32 KiB.
     pub log_bytes: usize,
     /// What to log, unless `--log` says otherwise: `error`, `warn`, `info`, `debug`, `trace`, `off`, or a filter such as
     /// `trellis=debug`.
@@ -430,7 +431,7 @@ impl Config {
                 return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
             }
         }
-        seen::check(self.metrics_listen)?;
+        seen::check(self.metrics_listen, self.log_bytes)?;
         let PolicySettings { component, settings, .. } = &self.policy;
         if component.is_none() && !settings.is_empty() {
             let names = settings.keys().map(String::as_str).collect::<Vec<_>>().join(", ");

@@ -28,6 +28,15 @@ impl Durations {
         &self.counts
     }
 
+    /// Both, number by number.
+    #[must_use]
+    pub fn combined(&self, other: &Self, combine: fn(u64, u64) -> u64) -> Self {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let counts = self.counts.iter().zip(&other.counts).map(|(a, b)| combine(*a, *b));
+        let sum = Duration::from_nanos(combine(nanos(self.sum), nanos(other.sum)));
+        Self { counts: counts.collect(), sum }
+    }
+
     /// All observations together.
     #[must_use]
     pub fn sum(&self) -> Duration {
@@ -55,6 +64,13 @@ impl RunTimes {
     /// The bounds for [`Self::each`], in seconds: those that OpenTelemetry recommends for `gen_ai.server.time_per_output_token`.
     pub const EACH_BOUNDS: [f64; 13] =
         [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+
+    /// Both, number by number.
+    #[must_use]
+    pub fn combined(&self, other: &Self, combine: fn(u64, u64) -> u64) -> Self {
+        let (first, each) = (&self.first, &self.each);
+        Self { first: first.combined(&other.first, combine), each: each.combined(&other.each, combine) }
+    }
 
     /// From the turn that took up a run to the one that gave its first token.
     #[must_use]

@@ -1,9 +1,11 @@
 //! `trellis logs`: what the daemon says of itself.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use serde::de::IgnoredAny;
 use trellis_client::{Error, ErrorCode, LogLines};
 
 use super::connect::SocketArgs;
@@ -20,7 +22,7 @@ Examples:
 
 For root and the user who runs the daemon. It keeps the newest lines in memory, up to log_bytes of its configuration, whatever
 runs it; what it said before it was started again is where its service manager keeps it: `journalctl -u trellis`, for systemd.
-How much it says is decided by --log of `trellis serve`, and how by log_format: text, json or journald.
+How much it says is decided by log, or --log of `trellis serve`, and how by log_format: text, json or journald.
 
 Exit status: 0 printed, or the daemon that was followed has ended; 2 no daemon is running, or this user may not; 130 interrupted.";
 
@@ -55,10 +57,16 @@ pub(crate) async fn logs(args: LogsArgs, format: Format) -> Result<(), CliError>
 async fn show(args: LogsArgs, format: Format) -> Result<(), CliError> {
     let client = args.socket.connect().await?;
     let mut lines = client.logs(args.n_lines).await?;
+    // What is said meanwhile is for those who follow.
+    let end = lines.end;
     loop {
+        if !args.follow {
+            let n_beyond = usize::try_from(lines.next.saturating_sub(end)).unwrap_or(usize::MAX);
+            lines.lines.truncate(lines.lines.len().saturating_sub(n_beyond));
+        }
         print(&lines, format)?;
         let is_all = lines.lines.is_empty();
-        if is_all && !args.follow {
+        if !args.follow && (is_all || lines.next >= end) {
             return Ok(());
         }
         if !is_all && args.follow {
@@ -81,11 +89,17 @@ fn print(LogLines { lines, n_missed, .. }: &LogLines, format: Format) -> Result<
     }
     for line in lines {
         match format {
-            Format::Text => output::print_line(&escaped_line(line))?,
+            Format::Text => output::print_line(&shown(line))?,
             Format::Json => output::print_line(&output::to_json(&Line { line }))?,
         }
     }
     Ok(())
+}
+
+/// A line that no terminal obeys, and that stays JSON where it is.
+fn shown(line: &str) -> Cow<'_, str> {
+    let is_json = line.starts_with('{') && serde_json::from_str::<IgnoredAny>(line).is_ok();
+    if is_json { output::escaped_json(line).into() } else { escaped_line(line) }
 }
 
 /// Whether the daemon goes down, or is gone.

@@ -12,12 +12,13 @@ const EXAMPLES: &str = "\
 Examples:
   trellis metrics
   trellis metrics | grep ^trellis_guests
-  trellis metrics > /var/lib/node_exporter/trellis.prom      for the textfile collector of the node exporter
+  trellis metrics > trellis.prom.new && mv trellis.prom.new trellis.prom
+                                   in the folder of the node exporter's textfile collector, which never sees half a file
   trellis metrics --list                                     what there is, and what it means; no daemon is asked
 
-The text is OpenMetrics. With metrics_listen = \"127.0.0.1:9464\" in its configuration the daemon also answers Prometheus, at
-http://127.0.0.1:9464/metrics. Names of vLLM's and of OpenTelemetry's conventions for generative AI stand where what they
-mean is what is measured; what is not measured is not there. All numbers are of all users together.
+The text is Prometheus's text format 0.0.4. With metrics_listen = \"127.0.0.1:9464\" in its configuration the daemon also answers Prometheus, at
+http://127.0.0.1:9464/metrics. A name of vLLM's stands where what it means is what is
+measured; what is not measured is not there. All numbers are of all users together.
 
 Exit status: 0 printed; 2 no daemon is running.";
 
@@ -45,15 +46,15 @@ struct Listed {
 /// The text, for programs that take nothing but JSON.
 #[derive(Serialize)]
 struct Told {
-    openmetrics: String,
+    text: String,
 }
 
 pub(crate) async fn metrics(args: MetricsArgs, format: Format) -> Result<(), CliError> {
     if args.list {
         return output::print(format, &listed(), |metrics| metrics.iter().map(line).collect());
     }
-    let told = Told { openmetrics: args.socket.connect().await?.metrics().await? };
-    output::print(format, &told, |told| told.openmetrics.clone())
+    let told = Told { text: args.socket.connect().await?.metrics().await? };
+    output::print(format, &told, |told| told.text.clone())
 }
 
 fn listed() -> Vec<Listed> {

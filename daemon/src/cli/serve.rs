@@ -168,7 +168,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
     let told = config.socket.clone();
-    let listener = match manager::lent_socket().map_err(CliError::io("take the socket of systemd"))? {
+    let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
+    let listener = match lent.clients {
         Some(lent) => {
             let listener = Listener::adopt(lent, OPEN_MODE)?;
             if let Some(told) = told.filter(|told| told != listener.path()) {
@@ -186,9 +187,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
             Listener::bind(&socket, directory_mode(&socket))?
         }
     };
-    let endpoint = match config.metrics_listen {
-        Some(address) => Some(listen_for_metrics(address).await?),
-        None => None,
+    let endpoint = match (lent.metrics, config.metrics_listen) {
+        (Some(lent), _) => Some(adopt_for_metrics(lent)?),
+        (None, Some(address)) => Some(listen_for_metrics(address).await?),
+        (None, None) => None,
     };
     let socket = listener.path().to_owned();
     let told = manager.clone();
@@ -232,7 +234,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         let sessions = daemon.sessions().clone();
         let read = move || {
             let sessions = sessions.clone();
-            async move { sessions.metrics().await.ok() }
+            async move { sessions.metrics(None).await.ok() }
         };
         tokio::spawn(endpoint.serve(read, daemon.shutdown().clone()));
     }
@@ -325,9 +327,24 @@ async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, word
 
 /// Before the models are loaded: a port that is taken is heard of at once.
 async fn listen_for_metrics(address: SocketAddr) -> Result<(Endpoint, SocketAddr), CliError> {
-    let cannot = || CliError::io(format!("listen for metrics on {address}"));
-    let endpoint = Endpoint::bind(address).await.map_err(cannot())?;
-    let address = endpoint.address().map_err(cannot())?;
+    let endpoint = Endpoint::bind(address).await.map_err(|error| {
+        // What a process is told that may have no sockets of this kind.
+        let is_shut_in = error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error());
+        let why = match is_shut_in {
+            true => ": this service may make no such socket, and takes one from trellis-metrics.socket in place of metrics_listen; \
+                     `trellis metrics` works as it is",
+            false => "",
+        };
+        CliError::io(format!("listen for metrics on {address}{why}"))(error)
+    })?;
+    let address = endpoint.address().map_err(CliError::io("listen for metrics"))?;
+    Ok((endpoint, address))
+}
+
+/// The socket for metrics that the service manager hands over, in place of what the configuration says.
+fn adopt_for_metrics(lent: std::net::TcpListener) -> Result<(Endpoint, SocketAddr), CliError> {
+    let endpoint = Endpoint::adopt(lent).map_err(CliError::io("take the socket for metrics of systemd"))?;
+    let address = endpoint.address().map_err(CliError::io("take the socket for metrics of systemd"))?;
     Ok((endpoint, address))
 }
 

@@ -20,8 +20,15 @@ pub enum LogFormat {
     Journald,
 }
 
-/// Refuses an address that other machines reach: who asks there is not known.
-pub(super) fn check(metrics_listen: Option<SocketAddr>) -> Result<(), ConfigError> {
+/// The least that is kept of a log: one line of the longest, and some before it.
+const LOG_BYTES_LEAST: usize = 32 << 10;
+
+/// Refuses an address that other machines reach, as who asks there is not known, and a log that keeps no line.
+pub(super) fn check(metrics_listen: Option<SocketAddr>, log_bytes: usize) -> Result<(), ConfigError> {
+    if log_bytes < LOG_BYTES_LEAST {
+        let expected = format!("at least {LOG_BYTES_LEAST}");
+        return Err(ConfigError::OutOfRange { field: "log_bytes", value: log_bytes as f64, expected });
+    }
     match metrics_listen.filter(|address| !is_loopback(address)) {
         Some(address) => Err(ConfigError::NotLoopback { address }),
         None => Ok(()),
@@ -38,7 +45,7 @@ mod tests {
         let checked = |text: &str| {
             let config =
                 Config::parse(&format!("metrics_listen = '{text}'")).map_err(|error| error.to_string())?;
-            check(config.metrics_listen).map_err(|error| error.to_string())
+            check(config.metrics_listen, config.log_bytes).map_err(|error| error.to_string())
         };
         assert_eq!(checked("127.0.0.1:9464"), Ok(()));
         assert_eq!(checked("[::1]:0"), Ok(()));

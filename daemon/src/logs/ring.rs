@@ -1,9 +1,11 @@
 //! The newest lines of the log, in bounded memory.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -48,6 +50,8 @@ pub(crate) struct Batch {
     pub(crate) lines: Vec<String>,
     /// The number of the line after them.
     pub(crate) next: u64,
+    /// The number of the next line that is said.
+    pub(crate) end: u64,
     /// Lines that were wanted, and are not kept any more.
     pub(crate) n_missed: u64,
 }
@@ -100,7 +104,7 @@ impl LogRing {
             n_bytes <= BATCH_BYTES.max(line.len())
         };
         let lines: Vec<String> = kept.lines.iter().skip(n_before).take_while(fits).cloned().collect();
-        Batch { next: begin + lines.len() as u64, lines, n_missed }
+        Batch { next: begin + lines.len() as u64, lines, end, n_missed }
     }
 
     /// Waits until there is a line of this number.
@@ -112,11 +116,32 @@ impl LogRing {
 
 /// Takes what is said, a line at a time.
 #[derive(Clone, Debug)]
-pub(super) struct RingWriter(pub(super) Arc<LogRing>);
+pub(super) struct RingWriter {
+    pub(super) ring: Arc<LogRing>,
+    pub(super) is_json: bool,
+}
+
+/// A line of JSON that is kept: one too long would be none any more without its end.
+fn whole_json(line: &str) -> Cow<'_, str> {
+    match line.len() {
+        0..=TEXT_BYTES_MAX => line.into(),
+        n_bytes => {
+            let said: Value = serde_json::from_str(line).unwrap_or_default();
+            let message = format!("a line of {n_bytes} bytes is not kept");
+            let kept = json!({
+                "timestamp": said["timestamp"], "level": said["level"], "target": said["target"], "message": message,
+            });
+            kept.to_string().into()
+        }
+    }
+}
 
 impl io::Write for RingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.push(String::from_utf8_lossy(bytes).trim_end_matches('\n'));
+        let text = String::from_utf8_lossy(bytes);
+        let line = text.trim_end_matches('\n');
+        let line = if self.is_json { whole_json(line) } else { line.into() };
+        self.ring.push(&line);
         Ok(bytes.len())
     }
 
@@ -146,14 +171,14 @@ mod tests {
     #[test]
     fn the_newest_lines_are_kept_and_who_comes_late_hears_how_many_there_were() {
         let ring = LogRing::new(10 * (LINE_BYTES + 1));
-        assert_eq!(ring.read(Since::Last(5)), Batch { lines: vec![], next: 0, n_missed: 0 });
+        assert_eq!(ring.read(Since::Last(5)), Batch { lines: vec![], next: 0, end: 0, n_missed: 0 });
         numbered(&ring, 0..9);
         assert_eq!(ring.read(Since::Last(2)).lines, ["7", "8"]);
         assert_eq!(ring.read(Since::Number(0)).lines.len(), 9);
         ring.push("a longer line");
         let batch = ring.read(Since::Number(0));
         assert_eq!((batch.lines.len(), batch.next, batch.n_missed), (9, 10, 1), "{batch:?}");
-        assert_eq!(ring.read(Since::Number(10)), Batch { lines: vec![], next: 10, n_missed: 0 });
+        assert_eq!(ring.read(Since::Number(10)), Batch { lines: vec![], next: 10, end: 10, n_missed: 0 });
         assert_eq!(ring.read(Since::Number(99)).next, 10, "of another daemon");
         ring.push(&"é".repeat(TEXT_BYTES_MAX));
         assert!(ring.read(Since::Last(9)).lines.is_empty(), "it takes more than all");
@@ -174,6 +199,14 @@ mod tests {
             (next, n_lines, n_batches) = (batch.next, n_lines + batch.lines.len(), n_batches + 1);
         }
         assert_eq!((n_lines, n_batches), (40, 5));
+    }
+
+    #[test]
+    fn a_long_line_of_json_stays_json() {
+        let line = json!({ "level": "INFO", "message": "é".repeat(TEXT_BYTES_MAX) }).to_string();
+        let kept: Value = serde_json::from_str(&whole_json(&line)).expect("JSON");
+        assert_eq!(kept["level"], "INFO");
+        assert_eq!(kept["message"], format!("a line of {} bytes is not kept", line.len()));
     }
 
     #[tokio::test]

@@ -39,7 +39,7 @@ pub(crate) fn keep(line: &str) {
 /// The journal cannot be reached.
 pub(crate) fn start(filter: EnvFilter, format: LogFormat, n_bytes_kept: usize) -> io::Result<SetLog> {
     let ring = RING.get_or_init(|| Arc::new(LogRing::new(n_bytes_kept)));
-    let kept = RingWriter(ring.clone());
+    let kept = RingWriter { ring: ring.clone(), is_json: format == LogFormat::Json };
     let stderr = fmt::layer().with_writer(io::stderr);
     let layers: Vec<AnyLayer> = match format {
         LogFormat::Text => {
@@ -71,7 +71,17 @@ where
 /// Entries of the journal, each field by its name.
 #[cfg(target_os = "linux")]
 fn journal() -> io::Result<AnyLayer> {
-    Ok(tracing_journald::layer()?.with_syslog_identifier("trellis".to_owned()).boxed())
+    use tracing_journald::{Priority, PriorityMappings};
+
+    // As syslog means them: what is said all the time is no notice.
+    let priorities = PriorityMappings {
+        info: Priority::Informational,
+        debug: Priority::Debug,
+        trace: Priority::Debug,
+        ..PriorityMappings::new()
+    };
+    let journal = tracing_journald::layer()?.with_priority_mappings(priorities);
+    Ok(journal.with_syslog_identifier("trellis".to_owned()).boxed())
 }
 
 #[cfg(not(target_os = "linux"))]

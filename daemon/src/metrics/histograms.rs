@@ -10,18 +10,15 @@ use trellis_engine::Durations;
 use super::exposition::{Exposition, Labels};
 use super::table::metric;
 
-/// The provider of all that is generated, as OpenTelemetry's conventions want one named.
-pub(super) const PROVIDER: &str = "trellis";
-
-/// The bounds that OpenTelemetry recommends for `gen_ai.server.request.duration`.
-const REQUEST_BOUNDS: [f64; 14] =
-    [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+/// Those of guests, which may answer at once, or live for days.
+const GUEST_BOUNDS: [f64; 14] =
+    [0.01, 0.04, 0.16, 0.64, 2.5, 10.0, 40.0, 150.0, 600.0, 1800.0, 3600.0, 14400.0, 43200.0, 86400.0];
 
 /// Those of loads: from a model that is compiled in to one of hundreds of gigabytes.
 const LOAD_BOUNDS: [f64; 10] = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 
-pub(super) fn of_requests() -> Histogram {
-    Histogram::new(REQUEST_BOUNDS)
+pub(super) fn of_guests() -> Histogram {
+    Histogram::new(GUEST_BOUNDS)
 }
 
 pub(super) fn of_loads() -> Histogram {
@@ -60,10 +57,9 @@ impl Exposition {
         bounds: &'static [f64],
         models: impl IntoIterator<Item = (String, Durations)>,
     ) {
-        let samples = models.into_iter().map(|(model, times)| {
-            let values = ["text_completion".to_owned(), PROVIDER.to_owned(), model];
-            (metric(name).labels.iter().copied().zip(values).collect(), times)
-        });
+        let samples = models
+            .into_iter()
+            .map(|(model, times)| (metric(name).labels.iter().copied().zip([model]).collect(), times));
         let samples: Vec<_> = samples.collect();
         if !samples.is_empty() {
             self.register(name, Timed { bounds, samples });

@@ -7,10 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::exposition::{Exposition, Labels};
-use super::histograms::{PROVIDER, of_requests};
-
-/// What a request for a guest is, among the operations that OpenTelemetry's conventions tell apart. They have none of this kind.
-const OPERATION: &str = "run_guest";
+use super::histograms::of_guests;
 
 /// What a client is told of a guest that was given up with its connection.
 const GIVEN_UP: &str = "cancelled";
@@ -24,7 +21,7 @@ pub struct SessionCounts {
 
 impl Default for SessionCounts {
     fn default() -> Self {
-        Self { requests: Family::new_with_constructor(of_requests), ended: Family::default() }
+        Self { requests: Family::new_with_constructor(of_guests), ended: Family::default() }
     }
 }
 
@@ -36,7 +33,7 @@ impl SessionCounts {
 
     /// Adds them to what is told.
     pub(crate) fn add_to(&self, exposition: &mut Exposition) {
-        exposition.register("gen_ai_server_request_duration_seconds", self.requests.clone());
+        exposition.register("trellis_guest_duration_seconds", self.requests.clone());
         exposition.register("trellis_guests_ended", self.ended.clone());
     }
 }
@@ -64,16 +61,10 @@ impl Request<'_> {
 
 impl Drop for Request<'_> {
     fn drop(&mut self) {
-        let error = self.error.take();
+        let reason = vec![("reason", self.error.take().unwrap_or_else(|| "finished".to_owned()))];
         if self.has_run {
-            let reason = error.clone().unwrap_or_else(|| "finished".to_owned());
-            self.counts.ended.get_or_create(&vec![("reason", reason)]).inc();
+            self.counts.ended.get_or_create(&reason).inc();
         }
-        let mut labels = vec![
-            ("gen_ai_operation_name", OPERATION.to_owned()),
-            ("gen_ai_provider_name", PROVIDER.to_owned()),
-        ];
-        labels.extend(error.map(|error| ("error_type", error)));
-        self.counts.requests.get_or_create(&labels).observe(self.begun.elapsed().as_secs_f64());
+        self.counts.requests.get_or_create(&reason).observe(self.begun.elapsed().as_secs_f64());
     }
 }

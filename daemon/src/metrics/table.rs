@@ -76,10 +76,10 @@ pub const METRICS: &[Metric] = &[
         "Guests that ran and have ended: finished, or the error code that their client was told.",
     ),
     histogram(
-        "gen_ai_server_request_duration_seconds",
-        &["gen_ai_operation_name", "gen_ai_provider_name", "error_type"],
-        "From a request for a guest to its end, which the client is told with all output before it; what was refused before \
-         a guest ran is there with its error.",
+        "trellis_guest_duration_seconds",
+        &["reason"],
+        "From a start to its end, compiling and a wait for a place included: finished, or the error code that the client was \
+         told. A start that the session itself turns away, for want of its own places or while the daemon drains, is not there.",
     ),
     gauge(
         "trellis_compiles",
@@ -90,12 +90,12 @@ pub const METRICS: &[Metric] = &[
     gauge(
         "trellis_host_memory_charged_bytes",
         &[],
-        "Of host memory that is charged to the budgets of guests, sessions and users.",
+        "Of host memory that is charged to the budgets of guests, sessions and users; not for who may not see others, nor over HTTP.",
     ),
     gauge(
         "trellis_saved_contexts_bytes",
         &[],
-        "On disk of contexts that guests saved; not where none are kept on disk.",
+        "On disk of contexts that guests saved; not where none are kept on disk, nor for who may not see others, nor over HTTP.",
     ),
     gauge("trellis_models_loading", &[], "Models that are being loaded."),
     histogram(
@@ -137,24 +137,24 @@ pub const METRICS: &[Metric] = &[
         "The part of the KV pages that contexts hold, from 0 to 1; pages that only prefixes have count as free.",
     ),
     gauge(
-        "vllm:num_requests_waiting",
+        "trellis_contexts_waiting",
         &["model_name"],
         "Contexts with work that the last step had no room for, or no pages, and that wait for the next.",
     ),
     counter(
-        "vllm:prefix_cache_hits",
+        "trellis_prefix_cache_tokens",
         &["model_name"],
         "Tokens of prompts that the prefix cache had, and that were not computed.",
     ),
     histogram(
-        "gen_ai_server_time_to_first_token_seconds",
-        &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"],
+        "trellis_run_time_to_first_token_seconds",
+        &["model_name"],
         "Of generations and streams, from the turn in which the engine takes one up to its first token: the wait for a place \
-         in a step is in it, and what is left to compute of the prompt.",
+         in a step is in it, and what is left to compute of the prompt. Runs that fail or are given up later are there.",
     ),
     histogram(
-        "gen_ai_server_time_per_output_token_seconds",
-        &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"],
+        "trellis_run_time_per_token_seconds",
+        &["model_name"],
         "Of generations that run to their end without their guests in between, the mean time of a token after the first.",
     ),
     gauge("trellis_device_open_seconds", &["device"], "Since a device was opened."),

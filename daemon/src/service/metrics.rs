@@ -1,7 +1,10 @@
 //! What the service reads off itself for monitoring, at the moment that it is asked.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use trellis_engine::account::Resource;
 use trellis_engine::{Durations, EngineStats, ModelHandle, RunTimes};
 use trellis_wire::{Causes, DeviceInfo};
@@ -12,27 +15,43 @@ use crate::guest::GuestActivity;
 use crate::metrics::{Exposition, SessionCounts};
 use crate::tasks::blocking;
 
+/// How long an engine may take to say how it is.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+
 impl HostService {
-    pub(super) async fn exposition(&self, counts: &SessionCounts) -> Exposition {
+    pub(super) async fn exposition(&self, sees_others: bool, counts: &SessionCounts) -> Exposition {
         let listing = self.loader.models().listing();
         let mut devices: Vec<DeviceInfo> = listing.devices().iter().map(device_info).collect();
         let mut models: Vec<(ModelHandle, EngineStats)> = Vec::new();
-        for model in listing.loaded().iter().chain(listing.leaving()) {
-            // One that has just gone, or whose device has, can say nothing any more.
-            let Ok(stats) = model.stats().await else { continue };
+        let asked: Vec<ModelHandle> =
+            listing.loaded().iter().chain(listing.leaving().iter()).cloned().collect();
+        let mut answers = Vec::new();
+        for model in &asked {
+            answers.push(tokio::time::timeout(ANSWER_TIME, model.stats()));
+        }
+        for (model, answer) in asked.iter().zip(join_all(answers).await) {
+            // One that has just gone, or whose device has, can say nothing any more; and one that does not come round keeps nobody
+            // from hearing of the others. Its counters stay as they were seen last.
+            let Ok(Ok(stats)) = answer else { continue };
             if let Some(idx) = listing.devices().iter().position(|device| device.engine.is_of(model)) {
                 add_model(&mut devices[idx], model, &stats);
             }
             self.loader.totals().see(model, &stats);
             models.push((model.clone(), stats));
         }
+        for device in &mut devices {
+            device.busy_ms = self.busy_seen.see(&device.name, device.busy_ms);
+        }
         let mut exposition = Exposition::default();
         self.add_process(&mut exposition);
         self.add_guests(&mut exposition, counts);
-        self.add_saved(&mut exposition).await;
+        if sees_others {
+            self.add_charged(&mut exposition).await;
+        }
         exposition.add("trellis_models_loading", [([], self.loader.news().loading().len() as f64)]);
         self.loader.news().loads().add_to(&mut exposition);
         add_models(&mut exposition, &models);
+        add_counters(&mut exposition, &self.loader.totals().by_name());
         add_devices(&mut exposition, &devices);
         self.add_computed(&mut exposition);
         exposition
@@ -53,11 +72,12 @@ impl HostService {
         counts.add_to(exposition);
         exposition.add("trellis_compiles", [([], self.host.n_compiles() as f64)]);
         exposition.add("trellis_programs", [([], self.host.programs_ready().0 as f64)]);
-        let charged_bytes = self.accounts.used(Resource::HostBytes);
-        exposition.add("trellis_host_memory_charged_bytes", [([], charged_bytes as f64)]);
     }
 
-    async fn add_saved(&self, exposition: &mut Exposition) {
+    /// What others have, which is not for everybody.
+    async fn add_charged(&self, exposition: &mut Exposition) {
+        let charged_bytes = self.accounts.used(Resource::HostBytes);
+        exposition.add("trellis_host_memory_charged_bytes", [([], charged_bytes as f64)]);
         if let Some(keepers) = self.loader.keepers().cloned() {
             let n_bytes = blocking(move || keepers.n_bytes(None)).await;
             exposition.add("trellis_saved_contexts_bytes", [([], n_bytes as f64)]);
@@ -123,9 +143,7 @@ fn add_models(exposition: &mut Exposition, models: &[(ModelHandle, EngineStats)]
     each("trellis_contexts", |stats| stats.n_contexts as f64);
     each("trellis_contexts_saved", |stats| stats.n_saved as f64);
     each("trellis_kv_pages_on_host", |stats| stats.n_pages_on_host as f64);
-    each("trellis_kv_pages_given_up", |stats| stats.n_pages_given_up as f64);
-    each("vllm:num_requests_waiting", |stats| stats.n_waiting as f64);
-    each("vllm:prefix_cache_hits", |stats| stats.n_tokens_cached as f64);
+    each("trellis_contexts_waiting", |stats| stats.n_waiting as f64);
     // Of one whose pages were taken away there is no part.
     let with_pages = models.iter().zip(&names).filter(|((_, stats), _)| stats.n_pages > 0);
     let usage = with_pages.map(|((_, stats), name)| ([name.as_str()], n_held(stats) / stats.n_pages as f64));
@@ -136,24 +154,29 @@ fn add_models(exposition: &mut Exposition, models: &[(ModelHandle, EngineStats)]
             .map(|(state, n_pages)| ([name.as_str(), state], n_pages))
     });
     exposition.add("trellis_kv_pages", pages);
-    let swapped = models.iter().zip(&names).flat_map(|((_, stats), name)| {
+}
+
+/// What models have done since the daemon started, however often they were loaded.
+fn add_counters(exposition: &mut Exposition, models: &BTreeMap<String, EngineStats>) {
+    let mut each = |metric, number: fn(&EngineStats) -> u64| {
+        exposition.add(metric, models.iter().map(|(name, stats)| ([name.as_str()], number(stats) as f64)));
+    };
+    each("trellis_kv_pages_given_up", |stats| stats.n_pages_given_up);
+    each("trellis_prefix_cache_tokens", |stats| stats.n_tokens_cached);
+    let swapped = models.iter().flat_map(|(name, stats)| {
         [("out", stats.n_swaps_out), ("in", stats.n_swaps_in)]
             .map(|(direction, n_pages)| ([name.as_str(), direction], n_pages as f64))
     });
     exposition.add("trellis_kv_pages_swapped", swapped);
     let runs = |times: fn(&RunTimes) -> &Durations| {
-        models.iter().map(move |(model, stats)| (name(model), times(&stats.run_times).clone()))
+        models.iter().map(move |(name, stats)| (name.clone(), times(&stats.run_times).clone()))
     };
     exposition.add_runs(
-        "gen_ai_server_time_to_first_token_seconds",
+        "trellis_run_time_to_first_token_seconds",
         &RunTimes::FIRST_BOUNDS,
         runs(RunTimes::first),
     );
-    exposition.add_runs(
-        "gen_ai_server_time_per_output_token_seconds",
-        &RunTimes::EACH_BOUNDS,
-        runs(RunTimes::each),
-    );
+    exposition.add_runs("trellis_run_time_per_token_seconds", &RunTimes::EACH_BOUNDS, runs(RunTimes::each));
 }
 
 /// Device pages that contexts hold.

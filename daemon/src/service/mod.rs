@@ -51,7 +51,7 @@ use crate::guest::{
 use crate::live::Live;
 use crate::loader::Loader;
 use crate::machine;
-use crate::metrics::{Exposition, SessionCounts};
+use crate::metrics::{BusySeen, Exposition, SessionCounts};
 use crate::models::{self, names};
 use crate::permissions::{Permission, Permissions, is_operator};
 use crate::reload::Reload;
@@ -71,6 +71,7 @@ pub struct HostService {
     loader: Arc<Loader>,
     registry: Registry,
     catalog: Catalog,
+    busy_seen: BusySeen,
     components: Arc<Components>,
     accounts: Arc<Accounts>,
     permissions: Arc<Live<Permissions>>,
@@ -107,6 +108,7 @@ impl HostService {
             loader,
             shutdown,
             started,
+            busy_seen: BusySeen::default(),
         }
     }
 
@@ -490,8 +492,13 @@ impl Service for HostService {
         Ok(limits.collect())
     }
 
-    async fn metrics(&self, counts: &SessionCounts) -> Result<Exposition, ErrorBody> {
-        Ok(self.exposition(counts).await)
+    async fn metrics(&self, actor: Option<Actor>, counts: &SessionCounts) -> Result<Exposition, ErrorBody> {
+        // As in `limits`.
+        let sees_others = match actor {
+            Some(actor) => self.permissions.get().has(actor, Permission::SeeOthers).await,
+            None => false,
+        };
+        Ok(self.exposition(sees_others, counts).await)
     }
 
     async fn logs(&self, actor: Actor, asked: LogsAsked) -> Result<LogLines, ErrorBody> {

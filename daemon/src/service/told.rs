@@ -112,8 +112,8 @@ pub(super) async fn logs(LogsAsked { number, n_newest, waits }: LogsAsked) -> Re
     if let (true, Some(number)) = (waits, number) {
         ring.has(number).await;
     }
-    let Batch { lines, next, n_missed } = ring.read(since);
-    Ok(LogLines { lines, next, n_missed })
+    let Batch { lines, next, end, n_missed } = ring.read(since);
+    Ok(LogLines { lines, next, end, n_missed })
 }
 
 /// Pages that are to be had: one that only the prefix cache remembers is given up for a context that needs one.

@@ -306,7 +306,7 @@ impl<S: Service> Connection<S> {
             Call::Metrics => {
                 let sessions = self.sessions.clone();
                 self.answer(id, async move {
-                    let text = sessions.metrics().await?.text(TextFormat::OpenMetrics);
+                    let text = sessions.metrics(Some(actor)).await?.text(TextFormat::Prometheus);
                     Ok(Value::Metrics { text })
                 });
             }

@@ -126,11 +126,15 @@ pub trait Service: Send + Sync + 'static {
         async { Err(ErrorBody::new(ErrorCode::Unsupported, "nothing is bounded here")) }
     }
 
-    /// What monitoring is told at this moment; `counts` is what the sessions know.
+    /// What monitoring is told at this moment, by this actor or by nobody known; `counts` is what the sessions know.
     ///
     /// # Errors
     /// There is nothing to tell.
-    fn metrics(&self, _counts: &SessionCounts) -> impl Future<Output = Result<Exposition, ErrorBody>> + Send {
+    fn metrics(
+        &self,
+        _actor: Option<Actor>,
+        _counts: &SessionCounts,
+    ) -> impl Future<Output = Result<Exposition, ErrorBody>> + Send {
         async { Err(ErrorBody::new(ErrorCode::Unsupported, "nothing is measured here")) }
     }
 

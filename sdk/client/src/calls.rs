@@ -123,7 +123,8 @@ impl Client {
         }
     }
 
-    /// The daemon's metrics, of all users together, as OpenMetrics text.
+    /// The daemon's metrics, of all users together, in the text format 0.0.4 of Prometheus. What limits are
+    /// used by others is among them for who may see others.
     ///
     /// # Errors
     /// The daemon is of an older version ([`trellis_wire::ErrorCode::Unsupported`]), or the connection is lost.

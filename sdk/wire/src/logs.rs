@@ -22,6 +22,8 @@ pub struct LogLines {
     pub lines: Vec<String>,
     /// The number of the line behind them.
     pub next: u64,
+    /// The number of the line behind all that there are at this moment.
+    pub end: u64,
     /// Lines that were asked for by their numbers, and that the daemon does not keep any more.
     pub n_missed: u64,
 }

@@ -416,7 +416,7 @@ pub enum Value {
     },
     /// The daemon's metrics.
     Metrics {
-        /// As OpenMetrics text.
+        /// As text, in the format 0.0.4 of Prometheus.
         text: String,
     },
     /// A kind that this version does not know.
