@@ -79,7 +79,7 @@ pub const METRICS: &[Metric] = &[
         "trellis_guest_duration_seconds",
         &["reason"],
         "From a start to its end, compiling and a wait for a place included: finished, or the error code that the client was \
-         told. A start that the session itself turns away, for want of its own places or while the daemon drains, is not there.",
+         told. A start that the session itself turns away, as beyond its limits or while the daemon drains, is not there.",
     ),
     gauge(
         "trellis_compiles",
