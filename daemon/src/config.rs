@@ -9,9 +9,11 @@ mod isolation;
 mod live;
 mod log;
 mod permissions;
+mod seen;
 mod settings;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -29,6 +31,7 @@ pub use self::file::WrongText;
 pub use self::isolation::Isolation;
 pub use self::log::{LogFilter, WrongLogFilter};
 pub use self::permissions::{NamesNobody, PermissionSettings, Who};
+pub use self::seen::LogFormat;
 use crate::guest::{COMPILE_BYTES_LEAST, GuestLimits, OWN_BYTES, PolicySettings};
 use crate::limits::SetByFile;
 use crate::session::SessionLimits;
@@ -97,6 +100,14 @@ pub struct Config {
     pub isolation: Isolation,
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,
+    /// Where the daemon answers Prometheus, as `127.0.0.1:9464`: its metrics, of all users together, are at `/metrics` there. Only a
+    /// loopback address, and every local user may ask there; nowhere when absent. Not under the packaged unit, which is shut off from
+    /// every network: `trellis-metrics.socket` hands it the socket, and this stays absent.
+    pub metrics_listen: Option<SocketAddr>,
+    /// What the log is: `text` or `json` for lines on standard error, or `journald` for entries of systemd's journal with their fields.
+    pub log_format: LogFormat,
+    /// Bytes of the newest lines of the log that are kept in memory, for `trellis logs`; at least 32 KiB.
+    pub log_bytes: usize,
     /// What to log, unless `--log` says otherwise: `error`, `warn`, `info`, `debug`, `trace`, `off`, or a filter such as
     /// `trellis=debug`.
     pub log: LogFilter,
@@ -299,6 +310,9 @@ impl Default for Config {
             compile_exe: None,
             isolation: Isolation::default(),
             on_device_failure: OnDeviceFailure::default(),
+            metrics_listen: None,
+            log_format: LogFormat::default(),
+            log_bytes: 256 << 10,
             log: LogFilter::default(),
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
@@ -357,6 +371,14 @@ pub enum ConfigError {
         /// The range.
         expected: String,
     },
+    /// An address for metrics that is not only for this machine.
+    #[error(
+        "metrics_listen is {address}, which other machines reach: expected a loopback address, as 127.0.0.1:9464"
+    )]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
     /// Settings for a policy that there is none of.
     #[error("policy.settings has {names}, and policy.component names no policy that they would be for")]
     NoPolicy {
@@ -411,6 +433,7 @@ impl Config {
                 return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
             }
         }
+        seen::check(self.metrics_listen, self.log_bytes)?;
         let PolicySettings { component, settings, .. } = &self.policy;
         if component.is_none() && !settings.is_empty() {
             let names = settings.keys().map(String::as_str).collect::<Vec<_>>().join(", ");

@@ -1,5 +1,6 @@
 //! What was computed since the daemon started: counters that outlive the models that they are of.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use trellis_engine::{Cause, Causes, EngineStats, ModelHandle};
@@ -9,10 +10,15 @@ use trellis_wire::Computed;
 #[derive(Debug, Default)]
 pub(crate) struct Totals(Mutex<Sums>);
 
+/// Names of models that are gone whose counters go on where they are loaded again. Whoever may load may come with any.
+const N_NAMES_MAX: usize = 256;
+
 #[derive(Debug, Default)]
 struct Sums {
     /// Of those that are gone.
     gone: EngineStats,
+    /// Of these, by the names of their models, as far as there is room for names.
+    gone_by_name: BTreeMap<String, EngineStats>,
     /// As last seen, of those that are there.
     there: Vec<(ModelHandle, EngineStats)>,
 }
@@ -55,6 +61,10 @@ fn combined(a: &EngineStats, b: &EngineStats, combine: fn(u64, u64) -> u64) -> E
         n_tokens: combine(a.n_tokens, b.n_tokens),
         n_tokens_cached: combine(a.n_tokens_cached, b.n_tokens_cached),
         n_tokens_again: combine(a.n_tokens_again, b.n_tokens_again),
+        n_swaps_out: combine(a.n_swaps_out, b.n_swaps_out),
+        n_swaps_in: combine(a.n_swaps_in, b.n_swaps_in),
+        n_pages_given_up: combine(a.n_pages_given_up, b.n_pages_given_up),
+        run_times: a.run_times.combined(&b.run_times, combine),
         causes: a.causes.combined(&b.causes, combine),
         ..EngineStats::default()
     }
@@ -83,6 +93,12 @@ impl Totals {
         if let Some(idx) = sums.there.iter().position(|(other, _)| other.is_same(model)) {
             let (_, stats) = sums.there.swap_remove(idx);
             sums.gone = combined(&sums.gone, &stats, u64::saturating_add);
+            let name = &model.model().name;
+            let by_name = &mut sums.gone_by_name;
+            if by_name.len() < N_NAMES_MAX || by_name.contains_key(name) {
+                let sum = by_name.entry(name.clone()).or_default();
+                *sum = combined(sum, &stats, u64::saturating_add);
+            }
         }
     }
 
@@ -92,6 +108,17 @@ impl Totals {
         let add =
             |sum: EngineStats, (_, stats): &(_, EngineStats)| combined(&sum, stats, u64::saturating_add);
         computed(&sums.there.iter().fold(sums.gone.clone(), add))
+    }
+
+    /// Counters of each model, by name: they go on where a model is loaded again.
+    pub(crate) fn by_name(&self) -> BTreeMap<String, EngineStats> {
+        let sums = self.lock();
+        let mut all = sums.gone_by_name.clone();
+        for (model, stats) in &sums.there {
+            let sum = all.entry(model.model().name.clone()).or_default();
+            *sum = combined(sum, stats, u64::saturating_add);
+        }
+        all
     }
 }
 

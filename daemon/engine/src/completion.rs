@@ -1,8 +1,9 @@
 //! What the engine gives back, as data.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ use crate::history::History;
 use crate::kv::Evictions;
 use crate::port::shared;
 use crate::run::RunEvent;
+use crate::run_times::RunTimes;
 use crate::stats::EngineStats;
 use crate::violation::Violation;
 
@@ -99,17 +101,43 @@ pub(crate) struct Opened {
 /// What is to be given back after this turn, in the order in which it came about. Its memory is reused. All that the
 /// scheduler works on holds it; it does not leave the engine's side.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outbox(Rc<RefCell<Vec<Completion>>>);
+pub(crate) struct Outbox {
+    completions: Rc<RefCell<Vec<Completion>>>,
+    /// When this turn began, as the engine was told; nothing before its first turn.
+    turn_began: Rc<Cell<Option<Instant>>>,
+    /// Of the runs of one model.
+    run_times: Rc<RefCell<RunTimes>>,
+}
 
 impl Outbox {
+    /// The same for one more model, whose runs are timed by themselves.
+    pub(crate) fn of_model(&self) -> Self {
+        Self { run_times: Rc::default(), ..self.clone() }
+    }
+
+    /// A turn begins.
+    pub(crate) fn begin_turn(&self, now: Instant) {
+        self.turn_began.set(Some(now));
+    }
+
+    /// When this turn began.
+    pub(crate) fn turn_began(&self) -> Option<Instant> {
+        self.turn_began.get()
+    }
+
+    /// How long the runs of the model took.
+    pub(crate) fn run_times(&self) -> RefMut<'_, RunTimes> {
+        self.run_times.borrow_mut()
+    }
+
     pub(crate) fn push(&self, completion: Completion) {
-        self.0.borrow_mut().push(completion);
+        self.completions.borrow_mut().push(completion);
     }
 
     /// Takes all of it into an empty list, and keeps the memory of that.
     pub(crate) fn take(&self, into: &mut Vec<Completion>) {
         debug_assert!(into.is_empty(), "what is in the list would be given back twice");
-        std::mem::swap(&mut *self.0.borrow_mut(), into);
+        std::mem::swap(&mut *self.completions.borrow_mut(), into);
     }
 
     /// Where the answer to this operation goes.
@@ -129,6 +157,10 @@ pub(crate) struct Reply {
 impl Reply {
     pub(crate) fn tag(&self) -> Tag {
         self.tag
+    }
+
+    pub(crate) fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     pub(crate) fn send(&self, done: Done) {

@@ -1,6 +1,7 @@
 //! Tokens decoded ahead of the guest that pulls them.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -82,12 +83,25 @@ pub(crate) struct RunReply {
     is_waiting: bool,
     /// How far ahead it was decoded last.
     n_ahead: usize,
+    clock: RunClock,
+}
+
+/// When a run was taken up and gave tokens, by the turns of the engine.
+#[derive(Debug)]
+struct RunClock {
+    begun: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    /// Whether it is decoded to its end however far its guest is.
+    is_unbounded: bool,
 }
 
 impl RunReply {
     /// A run that is decoded so far ahead at first.
     pub(crate) fn new(reply: Reply, n_ahead: usize) -> Self {
-        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead }
+        let begun = reply.outbox().turn_began();
+        let clock = RunClock { begun, first: None, last: None, is_unbounded: n_ahead == usize::MAX };
+        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead, clock }
     }
 
     pub(crate) fn tag(&self) -> Tag {
@@ -96,11 +110,35 @@ impl RunReply {
 
     /// Gives something to the guest.
     pub(crate) fn push(&mut self, event: RunEvent) {
-        if matches!(event, RunEvent::Token(_)) {
-            self.n_given += 1;
-            self.is_waiting = false;
+        match event {
+            RunEvent::Token(_) => {
+                self.n_given += 1;
+                self.is_waiting = false;
+                self.note_given();
+            }
+            RunEvent::Finished(_) => self.note_finished(),
+            RunEvent::Failed(_) => {}
         }
         self.reply.send(Done::Run { event, n_ahead: self.n_ahead });
+    }
+
+    fn note_given(&mut self) {
+        let outbox = self.reply.outbox();
+        let RunClock { begun, first, last, .. } = &mut self.clock;
+        *last = outbox.turn_began();
+        if let (None, Some(begun), Some(now)) = (*first, *begun, *last) {
+            *first = Some(now);
+            outbox.run_times().note_first(now.saturating_duration_since(begun));
+        }
+    }
+
+    fn note_finished(&self) {
+        if let RunClock { first: Some(first), last: Some(last), is_unbounded: true, .. } = self.clock
+            && let Some(n_after) = u32::try_from(self.n_given).ok().filter(|&n| n > 1)
+        {
+            let time = last.saturating_duration_since(first) / (n_after - 1);
+            self.reply.outbox().run_times().note_each(time);
+        }
     }
 
     /// The guest has had so many tokens.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::causes::Causes;
+use crate::run_times::RunTimes;
 
 /// Counters and gauges of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,4 +46,6 @@ pub struct EngineStats {
     pub causes: Causes,
     /// How long the device has computed; time between steps does not count.
     pub device_busy: Duration,
+    /// How long runs took to their first token, and from one to the next.
+    pub run_times: RunTimes,
 }

@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -123,12 +124,36 @@ pub(super) async fn watch(daemon: &Daemon) -> Infallible {
     }
 }
 
-/// The socket that a service manager has made for this process and handed it, if it has (`sd_listen_fds(3)`).
+/// The name of a socket that is for metrics (`FileDescriptorName=`).
+const METRICS_NAME: &str = "metrics";
+
+/// The sockets that a service manager has made for this process and handed it (`sd_listen_fds(3)`).
+#[derive(Debug)]
+pub(super) struct Lent {
+    /// Where clients come.
+    pub(super) clients: Option<UnixListener>,
+    /// Where metrics are asked for.
+    pub(super) metrics: Option<TcpListener>,
+}
+
+/// Takes what was handed over, whatever the order is.
 ///
 /// # Errors
-/// What it has handed is no Unix socket.
-pub(super) fn lent_socket() -> io::Result<Option<UnixListener>> {
-    ListenFd::from_env().take_unix_listener(0)
+/// What is for clients is no Unix socket, or what is for metrics is none of TCP.
+pub(super) fn lent_sockets() -> io::Result<Lent> {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut handed = ListenFd::from_env();
+    let (clients, metrics) = places(&names, handed.len());
+    let clients = clients.map(|idx| handed.take_unix_listener(idx)).transpose()?.flatten();
+    let metrics = metrics.map(|idx| handed.take_tcp_listener(idx)).transpose()?.flatten();
+    Ok(Lent { clients, metrics })
+}
+
+/// Which of so many sockets is for clients, and which for metrics: the first of that name, and the first of any other or of none.
+fn places(names: &str, n: usize) -> (Option<usize>, Option<usize>) {
+    let names: Vec<&str> = names.split(':').collect();
+    let is_for_metrics = |idx: &usize| names.get(*idx) == Some(&METRICS_NAME);
+    ((0..n).find(|idx| !is_for_metrics(idx)), (0..n).find(is_for_metrics))
 }
 
 fn say(states: &[NotifyState<'_>]) {
@@ -152,6 +177,16 @@ fn status(model: &str, done_bytes: u64, total_bytes: u64, time: Duration) -> Str
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_are_told_apart_by_their_names() {
+        assert_eq!(places("", 0), (None, None));
+        assert_eq!(places("", 1), (Some(0), None));
+        assert_eq!(places("trellis.socket", 1), (Some(0), None));
+        assert_eq!(places("metrics:trellis.socket", 2), (Some(1), Some(0)));
+        assert_eq!(places("trellis.socket:metrics", 2), (Some(0), Some(1)));
+        assert_eq!(places("metrics", 1), (None, Some(0)));
+    }
 
     #[test]
     fn a_load_is_said_with_its_rate() {

@@ -28,8 +28,10 @@ mod input;
 mod interrupt;
 mod limits;
 mod load;
+mod logs;
 mod man;
 mod manager;
+mod metrics;
 mod models;
 mod new;
 mod output;
@@ -110,6 +112,8 @@ enum Command {
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
     Limits(limits::LimitsArgs),
+    Metrics(metrics::MetricsArgs),
+    Logs(logs::LogsArgs),
     Config(config::ConfigArgs),
     Service(service::ServiceArgs),
     Doctor(doctor::DoctorArgs),
@@ -212,6 +216,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
         Command::Limits(args) => limits::limits(args, format).await,
+        Command::Metrics(args) => metrics::metrics(args, format).await,
+        Command::Logs(args) => logs::logs(args, format).await,
         Command::Config(args) => config::config(args, format),
         Command::Service(args) => service::service(args, format),
         Command::Doctor(args) => doctor::doctor(args, format).await,
@@ -297,6 +303,8 @@ mod tests {
             "trellis chat --temperature warm",
             "trellis limits --config /tmp/x --socket /tmp/y",
             "trellis limits cpu_ms memory_bytes",
+            "trellis logs -n -1",
+            "trellis metrics --list --socket /tmp/y",
         ] {
             let error = parse(line).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

@@ -79,6 +79,12 @@ pub(crate) fn escaped_line(text: &str) -> Cow<'_, str> {
     replaced(text, is_obeyed, |c| c.escape_default().to_string())
 }
 
+/// A line of JSON, in whose texts alone such characters may be.
+pub(crate) fn escaped_json(line: &str) -> String {
+    let code = |c: char| c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+    replaced(line, is_obeyed, code).into_owned()
+}
+
 /// As [`escaped`], as one remark: its further lines are two spaces in, so that none passes for another remark.
 fn contained(text: &str) -> String {
     let text = escaped(text);

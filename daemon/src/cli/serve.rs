@@ -1,7 +1,8 @@
 //! `trellis serve`: the daemon, in the foreground.
 
 use std::convert::Infallible;
-use std::io::{self, IsTerminal};
+use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,10 +18,12 @@ use super::interrupt::{HangUps, Interrupts};
 use super::manager::{self, Manager};
 use super::output::{self, Format};
 use super::status::loading;
-use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter};
+use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
 use crate::descriptors;
 use crate::ipc::{Listener, StartNote};
+use crate::logs::{self, SetLog};
+use crate::metrics::Endpoint;
 use crate::reload::{Origin, ReloadError};
 
 const EXAMPLES: &str = "\
@@ -79,9 +82,6 @@ struct Settings {
     manager: Arc<Manager>,
     set_log: OnceLock<SetLog>,
 }
-
-/// Has something else logged.
-type SetLog = Box<dyn Fn(&LogFilter) + Send + Sync>;
 
 impl Settings {
     /// As the command line says. A file is found again wherever the process goes.
@@ -179,6 +179,9 @@ struct Ready {
     dtype: String,
     models: Vec<String>,
     socket: PathBuf,
+    /// Where metrics are, over HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<SocketAddr>,
     took_ms: u64,
 }
 
@@ -188,8 +191,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let manager = Arc::new(Manager::default());
     let settings = Arc::new(Settings::of(args, &manager)?);
     let config = settings.read()?;
+    let set_log = logs::start(config.log.filter(), config.log_format, config.log_bytes)
+        .map_err(CliError::io("reach journald, to which log_format sends the log"))?;
     // It is set here, and here alone.
-    let _ = settings.set_log.set(start_logging(&config.log));
+    let _ = settings.set_log.set(set_log);
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit of open files stays as low as it was");
     }
@@ -197,7 +202,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
     let told = config.socket.clone();
-    let listener = match manager::lent_socket().map_err(CliError::io("take the socket of systemd"))? {
+    let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
+    let listener = match lent.clients {
         Some(lent) => {
             let listener = Listener::adopt(lent, OPEN_MODE)?;
             if let Some(told) = told.filter(|told| told != listener.path()) {
@@ -215,10 +221,16 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
             Listener::bind(&socket, directory_mode(&socket))?
         }
     };
+    let endpoint = match (lent.metrics, config.metrics_listen) {
+        (Some(lent), _) => Some(adopt_for_metrics(lent)?),
+        (None, Some(address)) => Some(listen_for_metrics(address).await?),
+        (None, None) => None,
+    };
     let socket = listener.path().to_owned();
     let told = manager.clone();
     let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
-    let starting = connect::start_told(&config, format, move |progress| {
+    let words = Words { format, is_text: config.log_format == LogFormat::Text };
+    let starting = connect::start_told(&config, words.format_of_progress(), move |progress| {
         told.loads(progress);
         note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
     });
@@ -231,6 +243,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         dtype: model.as_ref().map(|model| model.weights().dtype.name().to_owned()).unwrap_or_default(),
         models: config.models,
         socket,
+        metrics: endpoint.as_ref().map(|(_, address)| *address),
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
     };
     let serving = match &model {
@@ -243,13 +256,22 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     });
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
-        Format::Text => output::remark(&format!(
-            "trellis: ready in {} ms: {serving}, listening on {}",
+        Format::Text => words.say(&format!(
+            "ready in {} ms: {serving}, listening on {}",
             ready.took_ms,
             ready.socket.display()
         )),
     }
 
+    if let Some((endpoint, address)) = endpoint {
+        tracing::info!(%address, "metrics are read over HTTP");
+        let sessions = daemon.sessions().clone();
+        let read = move || {
+            let sessions = sessions.clone();
+            async move { sessions.metrics(None).await.ok() }
+        };
+        tokio::spawn(endpoint.serve(read, daemon.shutdown().clone()));
+    }
     let (ending, ends) = (daemon.shutdown().clone(), manager.clone());
     tokio::spawn(async move {
         ending.cancelled().await;
@@ -259,10 +281,36 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
-        never = leave(&daemon, &interrupts, &manager, format) => match never {},
+        never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
-    output::note(format, "stopped");
+    words.say("stopped");
     Ok(())
+}
+
+/// How the daemon says what it is at, beside its log.
+#[derive(Clone, Copy)]
+struct Words {
+    format: Format,
+    /// Whether the log is text, beside which a remark may stand; it is a line of any other log.
+    is_text: bool,
+}
+
+impl Words {
+    fn say(self, line: &str) {
+        match (self.format, self.is_text) {
+            (Format::Text, true) => {
+                output::note(self.format, line);
+                logs::keep(&format!("trellis: {line}"));
+            }
+            (_, false) => tracing::info!("{line}"),
+            (Format::Json, true) => {}
+        }
+    }
+
+    /// Nothing but lines of the log stands between those.
+    fn format_of_progress(self) -> Format {
+        if self.is_text { self.format } else { Format::Json }
+    }
 }
 
 /// Says for `trellis status` how far the start is, where that has changed.
@@ -296,17 +344,14 @@ async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
 const END_TIME: Duration = Duration::from_secs(60);
 
 /// Has the daemon end once it is told to, after what it is at.
-async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, format: Format) -> Infallible {
+async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, words: Words) -> Infallible {
     let second = interrupts.second();
     interrupts.first().await;
     let (time, n) = daemon.drains();
     manager.drains(time.saturating_add(END_TIME), "what runs comes to its end; nothing more is taken on");
     if n > 0 && !time.is_zero() {
         let seconds = time.as_secs_f64();
-        output::note(
-            format,
-            &format!("waiting up to {seconds} s for {n} at work; once more to end them now"),
-        );
+        words.say(&format!("waiting up to {seconds} s for {n} at work; once more to end them now"));
     }
     tokio::select! {
         () = daemon.drain() => {}
@@ -316,25 +361,35 @@ async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, form
     std::future::pending().await
 }
 
+/// Before the models are loaded: a port that is taken is heard of at once.
+async fn listen_for_metrics(address: SocketAddr) -> Result<(Endpoint, SocketAddr), CliError> {
+    let endpoint = Endpoint::bind(address).await.map_err(|error| {
+        // What a process is told that may have no sockets of this kind.
+        let is_shut_in = error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error());
+        let why = match is_shut_in {
+            true => ": this service may make no such socket, and takes one from trellis-metrics.socket in place of metrics_listen; \
+                     `trellis metrics` works as it is",
+            false => "",
+        };
+        CliError::io(format!("listen for metrics on {address}{why}"))(error)
+    })?;
+    let address = endpoint.address().map_err(CliError::io("listen for metrics"))?;
+    Ok((endpoint, address))
+}
+
+/// The socket for metrics that the service manager hands over, in place of what the configuration says.
+fn adopt_for_metrics(lent: std::net::TcpListener) -> Result<(Endpoint, SocketAddr), CliError> {
+    let endpoint = Endpoint::adopt(lent).map_err(CliError::io("take the socket for metrics of systemd"))?;
+    let address = endpoint.address().map_err(CliError::io("take the socket for metrics of systemd"))?;
+    Ok((endpoint, address))
+}
+
 /// The mode of a folder that others come to a socket through.
 const OPEN_MODE: u32 = 0o755;
 
 /// A user's own directory is closed to all others; the machine's has to let the socket's group in.
 fn directory_mode(socket: &Path) -> u32 {
     if socket == Path::new(SYSTEM_SOCKET) { OPEN_MODE } else { 0o700 }
-}
-
-/// Starts to log; returns how something else is logged from then on.
-fn start_logging(log: &LogFilter) -> SetLog {
-    let is_terminal = io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt().with_env_filter(log.filter()).with_writer(io::stderr);
-    let builder = builder.with_ansi(is_terminal).with_filter_reloading();
-    let filter = builder.reload_handle();
-    builder.init();
-    Box::new(move |log| {
-        // It is there as long as the process is.
-        let _ = filter.reload(log.filter());
-    })
 }
 
 #[cfg(test)]

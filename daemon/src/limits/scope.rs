@@ -103,7 +103,7 @@ impl Scope {
         match field {
             "saved_disk_bytes_per_user" => Some(Self::User),
             "kv_bytes" | "kv_host_bytes" | "model_bytes" | "model_resident_ms" | "model_wait_ms"
-            | "n_step_tokens" | "n_step_rows" | "saved_disk_bytes" => Some(Self::Daemon),
+            | "n_step_tokens" | "n_step_rows" | "log_bytes" | "saved_disk_bytes" => Some(Self::Daemon),
             _ => None,
         }
     }

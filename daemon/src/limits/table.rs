@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 21] = [
+    const OTHERS: [&str; 23] = [
         "cache_dir",
         "compile_exe",
         "isolation",
@@ -150,6 +150,8 @@ mod tests {
         "is_prefix_cache_shared",
         "latency_multiple",
         "log",
+        "log_format",
+        "metrics_listen",
         "models",
         "on_device_failure",
         "permissions.load",

@@ -8,6 +8,7 @@ use std::time::Instant;
 use trellis_wire::{FailureInfo, LoadingInfo};
 
 use crate::daemon::DaemonError;
+use crate::metrics::Loads;
 
 /// Bytes of what is said of a failure.
 const MESSAGE_BYTES_MAX: usize = 1 << 10;
@@ -17,12 +18,14 @@ const MESSAGE_BYTES_MAX: usize = 1 << 10;
 pub(crate) struct News {
     loading: Mutex<Vec<Arc<UnderWay>>>,
     last_failure: Mutex<Option<(Instant, String)>>,
+    loads: Loads,
 }
 
 /// A model that is being loaded.
 #[derive(Debug)]
 pub(crate) struct UnderWay {
     name: String,
+    begun: Instant,
     /// Whether it is loaded for the operator.
     is_operators: bool,
     done_bytes: AtomicU64,
@@ -52,6 +55,12 @@ impl Load<'_> {
 
     /// It is loaded, or is not, for this reason.
     pub(crate) fn end(self, error: Option<&DaemonError>) {
+        let outcome = match error {
+            None => "loaded",
+            Some(DaemonError::GivenUp) => "given_up",
+            Some(_) => "failed",
+        };
+        self.news.loads.note(outcome, self.under_way.begun.elapsed());
         match error {
             // That is no failure.
             None | Some(DaemonError::GivenUp) => {}
@@ -71,7 +80,9 @@ impl News {
     pub(crate) fn begin(&self, choice: &str, is_operators: bool) -> Load<'_> {
         let name = Path::new(choice).file_name().map_or(choice.into(), |name| name.to_string_lossy());
         let (done_bytes, total_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let under_way = Arc::new(UnderWay { name: name.into_owned(), is_operators, done_bytes, total_bytes });
+        let name = name.into_owned();
+        let under_way =
+            Arc::new(UnderWay { name, begun: Instant::now(), is_operators, done_bytes, total_bytes });
         lock(&self.loading).push(under_way.clone());
         Load { news: self, under_way }
     }
@@ -90,6 +101,11 @@ impl News {
             total_bytes: under_way.total_bytes.load(Ordering::Relaxed),
         };
         lock(&self.loading).iter().map(info).collect()
+    }
+
+    /// How long loads took that have come to their ends.
+    pub(crate) fn loads(&self) -> &Loads {
+        &self.loads
     }
 
     /// How many bytes of a model are loaded for the operator, and how many there are, if it is being loaded.

@@ -5,7 +5,7 @@
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
-//!   guests that have names (`registry`); `catalog` says what is known of models that are loaded on demand; `limits` adds up what is in use of each limit, `told` has what clients are told. The accounts of users and sessions,
+//!   guests that have names (`registry`); `catalog` says what is known of models that are loaded on demand; `limits` adds up what is in use of each limit, `metrics` reads off what monitoring is told, `told` has what clients are told. The accounts of users and sessions,
 //!   in which those of guests lie, are in `crate::accounts`.
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: a call that is answered before `crate::permissions` was asked whether its actor may make it; a path on the disk of
@@ -15,6 +15,7 @@ mod catalog;
 mod components;
 mod errors;
 mod limits;
+mod metrics;
 mod policed;
 mod registry;
 mod told;
@@ -30,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage,
-    LABEL_BYTES_MAX, LimitInfo, ModelInfo, Program as ProgramName, ReloadInfo, Stage,
+    LABEL_BYTES_MAX, LimitInfo, LogLines, LogsAsked, ModelInfo, Program as ProgramName, ReloadInfo, Stage,
 };
 
 use self::catalog::Catalog;
@@ -50,6 +51,7 @@ use crate::guest::{
 use crate::live::Live;
 use crate::loader::Loader;
 use crate::machine;
+use crate::metrics::{BusySeen, Exposition, SessionCounts};
 use crate::models::{self, names};
 use crate::permissions::{Permission, Permissions, is_operator};
 use crate::reload::Reload;
@@ -69,6 +71,7 @@ pub struct HostService {
     loader: Arc<Loader>,
     registry: Registry,
     catalog: Catalog,
+    busy_seen: BusySeen,
     components: Arc<Components>,
     accounts: Arc<Accounts>,
     permissions: Arc<Live<Permissions>>,
@@ -105,6 +108,7 @@ impl HostService {
             loader,
             shutdown,
             started,
+            busy_seen: BusySeen::default(),
         }
     }
 
@@ -490,6 +494,20 @@ impl Service for HostService {
             LimitInfo { used: user, used_by_all: all.filter(|_| sees_others), ..info }
         });
         Ok(limits.collect())
+    }
+
+    async fn metrics(&self, actor: Option<Actor>, counts: &SessionCounts) -> Result<Exposition, ErrorBody> {
+        // As in `limits`; where that cannot be found out, all else is told.
+        let sees_others = match actor {
+            Some(actor) => self.permissions.get().has(actor, Permission::SeeOthers).await.unwrap_or(false),
+            None => false,
+        };
+        Ok(self.exposition(sees_others, counts).await)
+    }
+
+    async fn logs(&self, actor: Actor, asked: LogsAsked) -> Result<LogLines, ErrorBody> {
+        self.check(actor, Permission::Operate).await?;
+        told::logs(asked).await
     }
 
     async fn stop(&self, actor: Actor, guest_id: u64) -> Result<(), ErrorBody> {

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use trellis_engine::{EngineStats, ModelHandle};
-use trellis_wire::{DeviceInfo, GuestAmounts, GuestUsage, ModelInfo};
+use trellis_wire::{
+    DeviceInfo, ErrorBody, ErrorCode, GuestAmounts, GuestUsage, LogLines, LogsAsked, ModelInfo,
+};
 
 use crate::guest::{Amounts, Used};
+use crate::logs::{self, Batch, Since};
 use crate::models::DeviceWatch;
 use crate::permissions::is_operator;
 use crate::session::Actor;
@@ -98,6 +101,19 @@ pub(super) fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor
         failure: loaded.failure().map(|failure| failure.to_string()),
         ..ModelInfo::default()
     }
+}
+
+/// Lines of the log of this process.
+pub(super) async fn logs(LogsAsked { number, n_newest, waits }: LogsAsked) -> Result<LogLines, ErrorBody> {
+    let ring = logs::ring().ok_or_else(|| {
+        ErrorBody::new(ErrorCode::Unsupported, "this daemon runs inside a program, and keeps no log")
+    })?;
+    let since = number.map_or(Since::Last(n_newest.unwrap_or(u64::MAX)), Since::Number);
+    if let (true, Some(number)) = (waits, number) {
+        ring.has(number).await;
+    }
+    let Batch { lines, next, end, n_missed } = ring.read(since);
+    Ok(LogLines { lines, next, end, n_missed })
 }
 
 /// Pages that are to be had: one that only the prefix cache remembers is given up for a context that needs one.

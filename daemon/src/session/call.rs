@@ -26,6 +26,14 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
+    /// The code of the error that it ended with, if it did.
+    pub(crate) fn error_code(&self) -> Option<&str> {
+        match &self.outcome {
+            Outcome::Error { error } => Some(error.code.as_str()),
+            _ => None,
+        }
+    }
+
     /// Whether what was asked failed by itself, and not by a stop, or because it could not send any more, which a guest may
     /// notice before the stop reaches it.
     pub(crate) fn has_failed(&self) -> bool {

@@ -29,6 +29,7 @@ use super::start::{self, Lane};
 use super::turns::Turns;
 use super::upload::{self, Desk, Upload};
 use crate::guest::{InboxSender, inbox, message_charge, shown_name};
+use crate::metrics::TextFormat;
 use crate::service::{over_host_bytes, refused};
 
 /// What a guest takes of host memory while it waits to start, beside what its client says of it.
@@ -302,6 +303,20 @@ impl<S: Service> Connection<S> {
                     service.limits(actor, used).await.map(|limits| Value::Limits { limits })
                 });
             }
+            Call::Metrics => {
+                let sessions = self.sessions.clone();
+                self.answer(id, async move {
+                    let text = sessions.metrics(Some(actor)).await?.text(TextFormat::Prometheus);
+                    Ok(Value::Metrics { text })
+                });
+            }
+            // It may wait for as long as the client likes, so that it takes no turn.
+            Call::Logs(asked) => {
+                self.run(
+                    id,
+                    async move { service.logs(actor, asked).await.map(|logs| Value::Logs { logs }) },
+                );
+            }
             Call::Info => {
                 let sessions = self.sessions.clone();
                 self.answer(id, async move {
@@ -411,7 +426,7 @@ impl<S: Service> Connection<S> {
             stop_timeout: self.sessions.limits().stop_time(),
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
-        let guest = start::run(lane, self.sessions.service.clone(), request, charge, messages);
+        let guest = start::run(lane, self.sessions.clone(), request, charge, messages);
         self.work(id, guest);
         Ok(())
     }

@@ -11,6 +11,7 @@ mod control;
 mod intake;
 mod limits;
 mod memory;
+mod metrics;
 mod service;
 mod sessions;
 mod start;

@@ -9,12 +9,13 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use trellis_engine::account::Account;
 use trellis_wire::{
-    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage, LimitInfo, ModelInfo,
-    Program, ReloadInfo, Stage,
+    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage, LimitInfo, LogLines,
+    LogsAsked, ModelInfo, Program, ReloadInfo, Stage,
 };
 
 use super::{Actor, SessionsUsed};
 use crate::guest::GuestIo;
+use crate::metrics::{Exposition, SessionCounts};
 
 /// Runs guests and knows about them.
 ///
@@ -123,6 +124,30 @@ pub trait Service: Send + Sync + 'static {
         _used: SessionsUsed,
     ) -> impl Future<Output = Result<Vec<LimitInfo>, ErrorBody>> + Send {
         async { Err(ErrorBody::new(ErrorCode::Unsupported, "nothing is bounded here")) }
+    }
+
+    /// What monitoring is told at this moment, by this actor or by nobody known; `counts` is what the sessions know.
+    ///
+    /// # Errors
+    /// There is nothing to tell.
+    fn metrics(
+        &self,
+        _actor: Option<Actor>,
+        _counts: &SessionCounts,
+    ) -> impl Future<Output = Result<Exposition, ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "nothing is measured here")) }
+    }
+
+    /// Lines of the daemon's log.
+    ///
+    /// # Errors
+    /// The actor may not, or none are kept.
+    fn logs(
+        &self,
+        _actor: Actor,
+        _asked: LogsAsked,
+    ) -> impl Future<Output = Result<LogLines, ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "no log is kept here")) }
     }
 
     /// Stops a guest of the actor.

@@ -23,6 +23,7 @@ use super::uploads::{Uploads, UploadsUsed};
 use super::used::{SessionsUsed, Used};
 use crate::guest::GuestLimits;
 use crate::live::Live;
+use crate::metrics::SessionCounts;
 
 /// Why a session ended other than by the client's leaving or the daemon's going down.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,7 @@ pub struct Sessions<S> {
     pub(super) work: TaskTracker,
     draining: CancellationToken,
     n_sessions_begun: AtomicU64,
+    pub(super) counts: SessionCounts,
 }
 
 impl<S: Service> Sessions<S> {
@@ -124,6 +126,7 @@ impl<S: Service> Sessions<S> {
             work: TaskTracker::new(),
             draining: CancellationToken::new(),
             n_sessions_begun: AtomicU64::new(0),
+            counts: SessionCounts::default(),
             limits: Live::new(limits),
             guest_limits,
         })

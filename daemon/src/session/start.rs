@@ -19,6 +19,7 @@ use super::control::{Control, Signal};
 use super::service::{
     GuestEnd, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
 };
+use super::sessions::Sessions;
 use crate::guest::{self, GuestIo, GuestOutput, InboxReceiver, OutputReceiver, output_channel};
 
 /// What a start needs of its connection.
@@ -36,11 +37,13 @@ pub(crate) struct Lane {
 /// account of its own.
 pub(crate) async fn run<S: Service>(
     lane: Lane,
-    service: Arc<S>,
+    sessions: Arc<Sessions<S>>,
     request: StartRequest,
     charge: HostCharge,
     inbox: InboxReceiver,
 ) -> Ending {
+    let mut counted = sessions.counts.begin();
+    let service = sessions.service.clone();
     let (output, receiver) = output_channel(lane.credit_bytes);
     let (sink, mut progress) = ProgressSink::new();
     let io = GuestIo { output, input: inbox };
@@ -50,18 +53,21 @@ pub(crate) async fn run<S: Service>(
         started
     });
     let mut start = AbortOnDropHandle::new(start);
-    match lane.wait_for_start(&mut start, &mut progress).await {
+    let ending = match lane.wait_for_start(&mut start, &mut progress).await {
         Err(Unstarted::Stopped(reason)) => {
             drop(receiver);
             lane.give_up(reason, start).await
         }
         Ok(running) => {
+            counted.note_run();
             let mut output_bytes = 0;
             let ending = lane.follow(running, receiver, progress, &mut output_bytes).await;
             Ending { usage: ending.usage.map(|usage| GuestUsage { output_bytes, ..usage }), ..ending }
         }
         Err(Unstarted::Refused(error)) => Err(error).into(),
-    }
+    };
+    counted.end(ending.error_code());
+    ending
 }
 
 type Starting = AbortOnDropHandle<Result<RunningGuest, ErrorBody>>;

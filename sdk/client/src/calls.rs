@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
 use trellis_wire::{
-    Call, ComponentHash, DaemonInfo, FitInfo, GuestInfo, LimitInfo, ModelInfo, ReloadInfo, Room,
-    VERSION_OF_MODELS, Value,
+    Call, ComponentHash, DaemonInfo, FitInfo, GuestInfo, LimitInfo, LogLines, LogsAsked, ModelInfo,
+    ReloadInfo, Room, VERSION_OF_MODELS, Value,
 };
 
 use crate::client::Client;
@@ -119,6 +119,43 @@ impl Client {
     pub async fn limits(&self) -> Result<Vec<LimitInfo>, Error> {
         match ask(self.connection(), Call::Limits).await? {
             Value::Limits { limits } => Ok(limits),
+            _ => Err(Error::UnknownAnswer),
+        }
+    }
+
+    /// The daemon's metrics, of all users together, in the text format 0.0.4 of Prometheus. What limits are
+    /// used by others is among them for who may see others.
+    ///
+    /// # Errors
+    /// The daemon is of an older version ([`trellis_wire::ErrorCode::Unsupported`]), or the connection is lost.
+    pub async fn metrics(&self) -> Result<String, Error> {
+        match ask(self.connection(), Call::Metrics).await? {
+            Value::Metrics { text } => Ok(text),
+            _ => Err(Error::UnknownAnswer),
+        }
+    }
+
+    /// The newest lines of the daemon's log: so many, or all that it keeps. As many come as fit in an answer; the rest begins at
+    /// [`LogLines::next`]. For the user that the daemon runs as, and root.
+    ///
+    /// # Errors
+    /// This user may not, the daemon keeps no log or is of an older version ([`trellis_wire::ErrorCode::Unsupported`]), or the
+    /// connection is lost.
+    pub async fn logs(&self, n_newest: Option<u64>) -> Result<LogLines, Error> {
+        self.ask_for_logs(LogsAsked { n_newest, ..LogsAsked::default() }).await
+    }
+
+    /// The lines of the daemon's log from the one of this number on; with `waits`, once there is one.
+    ///
+    /// # Errors
+    /// As [`Self::logs`].
+    pub async fn logs_from(&self, number: u64, waits: bool) -> Result<LogLines, Error> {
+        self.ask_for_logs(LogsAsked { number: Some(number), n_newest: None, waits }).await
+    }
+
+    async fn ask_for_logs(&self, asked: LogsAsked) -> Result<LogLines, Error> {
+        match ask(self.connection(), Call::Logs(asked)).await? {
+            Value::Logs { logs } => Ok(logs),
             _ => Err(Error::UnknownAnswer),
         }
     }

@@ -36,6 +36,6 @@ pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
 pub use trellis_wire::{
     Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event,
-    FailureInfo, FitInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, ModelInfo,
-    ReloadInfo, SettingChange, Stage,
+    FailureInfo, FitInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, LogLines,
+    ModelInfo, ReloadInfo, SettingChange, Stage,
 };

@@ -17,6 +17,7 @@ mod frame;
 mod hello;
 mod info;
 mod limit;
+mod logs;
 mod message;
 mod open_enum;
 mod outbox;
@@ -32,6 +33,7 @@ pub use info::{
     LoadingInfo, ModelInfo, ReloadInfo, SettingChange,
 };
 pub use limit::{GuestAmounts, LimitInfo};
+pub use logs::{LogLines, LogsAsked};
 pub use message::{
     Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
 };

@@ -6,6 +6,7 @@ use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
 use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo, ReloadInfo};
 use crate::limit::LimitInfo;
+use crate::logs::{LogLines, LogsAsked};
 use crate::open_enum::open_enum;
 
 /// From a client to the daemon. A message about a request that has ended is skipped, as is an unknown one.
@@ -78,6 +79,11 @@ pub enum Call {
     Info,
     /// Lists the daemon's limits: [`Value::Limits`]. An older daemon ends it with [`crate::ErrorCode::Unsupported`].
     Limits,
+    /// Asks for the daemon's metrics: [`Value::Metrics`]. An older daemon ends it with [`crate::ErrorCode::Unsupported`].
+    Metrics,
+    /// Reads the daemon's log: [`Value::Logs`]. For the user that the daemon runs as, and root. An older daemon ends it with
+    /// [`crate::ErrorCode::Unsupported`].
+    Logs(LogsAsked),
     /// Stops a guest: [`Value::Done`].
     Stop {
         /// The guest.
@@ -402,6 +408,16 @@ pub enum Value {
     Limits {
         /// By their scopes: those of a guest first, the daemon's last.
         limits: Vec<LimitInfo>,
+    },
+    /// Lines of the daemon's log.
+    Logs {
+        /// The lines, and where the next ones begin.
+        logs: LogLines,
+    },
+    /// The daemon's metrics.
+    Metrics {
+        /// As text, in the format 0.0.4 of Prometheus.
+        text: String,
     },
     /// A kind that this version does not know.
     #[serde(other)]

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 use trellis_wire::{
     CHUNK_BYTES_MAX, Call, Causes, ClientMessage, ComponentHash, ErrorBody, ErrorCode, Event,
-    FRAME_BYTES_MAX, FrameBuffer, FrameReader, GuestUsage, LogLevel, Outcome, Program, ServerMessage, Stage,
-    Start, Value, WireError, decode,
+    FRAME_BYTES_MAX, FrameBuffer, FrameReader, GuestUsage, LogLevel, LogsAsked, Outcome, Program,
+    ServerMessage, Stage, Start, Value, WireError, decode,
 };
 
 fn client_message() -> impl Strategy<Value = ClientMessage> {
@@ -48,6 +48,9 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         Just(Call::Guests),
         Just(Call::Info),
         Just(Call::Limits),
+        Just(Call::Metrics),
+        any::<(Option<u64>, Option<u64>, bool)>()
+            .prop_map(|(number, n_newest, waits)| Call::Logs(LogsAsked { number, n_newest, waits })),
         Just(Call::Reload),
         Just(Call::Shutdown),
     ];

@@ -2,6 +2,7 @@
 
 mod limits;
 mod links;
+mod metrics;
 mod wit;
 
 use std::fmt::Write as _;
@@ -59,4 +60,5 @@ fn lay_out(book: &Path) {
     write("SUMMARY.md", &text.replace(REFERENCE, &summary));
     fs::create_dir(book.join("tables")).expect("a folder");
     fs::write(book.join("tables/limits.md"), limits::tables()).expect("written");
+    fs::write(book.join("tables/metrics.md"), metrics::table()).expect("written");
 }

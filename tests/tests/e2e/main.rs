@@ -57,6 +57,7 @@ mod reload;
 mod saved;
 mod schedules;
 mod searches;
+mod seen;
 mod shares;
 mod shown;
 mod signals;

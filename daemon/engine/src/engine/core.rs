@@ -148,6 +148,7 @@ impl Core {
         inputs: impl Inputs,
         completions: &mut Vec<Completion>,
     ) -> Result<Next, EngineFailure> {
+        self.outbox.begin_turn(now);
         let is_beside_device = self.waits_for_device && self.collected.is_none();
         let next = self.go_on(now, inputs, is_beside_device);
         self.waits_for_device = matches!(next, Ok(Next::Device));

@@ -412,7 +412,7 @@ impl Scheduler {
             next_row: None,
             n_left_waiting: 0,
             stats: EngineStats::default(),
-            outbox,
+            outbox: outbox.of_model(),
             limits,
             settings,
         }
@@ -482,6 +482,7 @@ impl Scheduler {
             n_contexts: self.contexts.len(),
             n_saved: self.saved.len(),
             n_waiting: self.n_waiting(),
+            run_times: self.outbox.run_times().clone(),
             ..self.stats.clone()
         }
     }

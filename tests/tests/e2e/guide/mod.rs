@@ -96,7 +96,7 @@ fn what_is_included_is_there_and_what_is_there_is_included() {
     for chapter in chapters() {
         for (at, _) in chapter.text.match_indices("{{#include ../") {
             let target = chapter.text[at + "{{#include ../".len()..].split("}}").next().expect("it ends");
-            if target == "tables/limits.md" {
+            if target.starts_with("tables/") {
                 continue;
             }
             let (path, anchor) = target.split_once(':').unwrap_or((target, ""));
