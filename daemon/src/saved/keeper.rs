@@ -1,4 +1,4 @@
-//! The archives of models, over one store: what engines say is put into a queue for each user, and two threads do what the
+//! The archives of models, over one store: what engines say is put into a queue for each user, and some threads do what the
 //! queues say, one thing of a user at a time and user by user in turn.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -12,9 +12,13 @@ use trellis_engine::{Archive, Kept, SavedContext, SavedName, Taken, Wanted};
 
 use super::Store;
 use super::file::ModelKind;
+use crate::bundled;
 
 /// Users that are served at once: one with a slow disk to itself does not keep all others waiting.
 const N_THREADS: usize = 4;
+
+/// For how long a thread waits for more to do before it ends.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// What may be asked for one user before it is done, more than its guests have contexts and calls under way: what comes beyond that
 /// is not kept, or not there.
@@ -81,12 +85,16 @@ struct OfModel {
 impl OfModel {
     /// The first call may read all weights that are compiled in.
     fn kind(&self) -> &ModelKind {
-        self.kind.get_or_init(|| ModelKind {
-            model: self.model.name.clone(),
-            tokenizer: self.model.tokenizer.fingerprint().to_owned(),
-            identity: self.model.identity(),
-            format: self.format.clone(),
-            page_bytes: self.page_bytes,
+        self.kind.get_or_init(|| {
+            let kind = ModelKind {
+                model: self.model.name.clone(),
+                tokenizer: self.model.tokenizer.fingerprint().to_owned(),
+                identity: self.model.identity(),
+                format: self.format.clone(),
+                page_bytes: self.page_bytes,
+            };
+            bundled::let_go();
+            kind
         })
     }
 }
@@ -245,7 +253,13 @@ impl Shared {
                 return;
             }
             let Some(actor) = queues.order.pop_front() else {
-                queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                let waited = self.changed.wait_timeout(queues, IDLE_TIME);
+                let (now, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                queues = now;
+                if waited.timed_out() && queues.order.is_empty() {
+                    queues.n_threads -= 1;
+                    return;
+                }
                 continue;
             };
             let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);

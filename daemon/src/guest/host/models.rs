@@ -13,7 +13,7 @@ use super::types::{GuestDecoder, GuestModel, HostError};
 use crate::guest::bindings::trellis::host::models::{
     ChatEnd, ChatMessage, Host, HostModel, HostTextDecoder, ModelInfo, SpecialTokens,
 };
-use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
+use crate::guest::bindings::trellis::host::types::{Argument, Error as ApiError, UnknownName};
 use crate::guest::guest_models::NotOpened;
 use crate::guest::rooms::Need;
 use crate::guest::store::GuestState;
@@ -86,6 +86,15 @@ impl HostModel for GuestState {
             let name = name.or(models.default_name()).unwrap_or_default();
             let unknown = UnknownName { name, known: models.known() };
             match not_opened {
+                // It named none, and none stands for that.
+                NotOpened::Unknown if unknown.name.is_empty() && !unknown.known.is_empty() => {
+                    let expected = format!("a name, as none is the default: {}", unknown.known.join(", "));
+                    ApiError::InvalidArgument(Argument {
+                        name: "model".to_owned(),
+                        value: String::new(),
+                        expected,
+                    })
+                }
                 NotOpened::Unknown => ApiError::UnknownModel(unknown),
                 NotOpened::Leaving => ApiError::ModelLeaving(unknown),
                 NotOpened::NotLoaded(reason) => ApiError::EngineFailed(reason),
