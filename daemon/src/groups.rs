@@ -1,7 +1,8 @@
 //! The groups of users, looked up when they are asked for and remembered for some seconds.
 //!
 //! - Comes in: users; the machine's directory, which may be a server that is slow or away.
-//! - Goes out: their groups, or an error that may be tried again. Whoever is taken out of a group soon is in it no more.
+//! - Goes out: their groups, or an error that may be tried again. Whoever is taken out of a group is soon
+//!   in it no more.
 //! - One look-up of a user serves all who ask for it, and goes on where none of them waits any longer. A few go on at a time, of all
 //!   users together: each takes a thread for as long as the directory takes.
 //! - Must not happen: a look-up that failed and counts as an answer; groups by what a client says. A user that the machine does not

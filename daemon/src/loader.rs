@@ -225,7 +225,8 @@ impl Loader {
         self.residents.unused_for(model)
     }
 
-    /// How many bytes of a model are loaded for guests that wait for it, or for the operator, and how many there are; `None` if none does.
+    /// How many bytes of a model are loaded for guests that wait for it, or for the operator, and how many there are; `None` if it is
+    /// not being loaded.
     pub(crate) fn progress_of(&self, name: &str) -> Option<(u64, u64)> {
         self.demand.progress_of(name).or_else(|| self.news.progress_of(name))
     }

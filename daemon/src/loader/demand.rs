@@ -154,13 +154,13 @@ impl Loader {
                     if self.ending.is_cancelled() {
                         return Err(Arc::new(DaemonError::Ending));
                     }
-                    let is_passing = matches!(
+                    let is_worth_another_try = matches!(
                         *error,
                         DaemonError::AlreadyLoaded { .. }
                             | DaemonError::Leaving { .. }
                             | DaemonError::GivenUp
                     );
-                    if !is_passing || n_tries >= N_TRIES {
+                    if !is_worth_another_try || n_tries >= N_TRIES {
                         return Err(error);
                     }
                     // It was there, or went, between the looks.

@@ -11,6 +11,7 @@ use super::residents::Evictable;
 use super::{Loader, OpenDevice};
 use crate::config::Config;
 use crate::leaving::Gone;
+use crate::models::names;
 use crate::shares::{Needs, divide};
 
 /// What has to happen before there is room.
@@ -56,7 +57,7 @@ impl Awaited {
 
     /// The names of those in the way that guests use.
     pub(super) fn names(&self) -> Vec<String> {
-        self.held.iter().map(|model| model.model().name.clone()).collect()
+        names(&self.held)
     }
 }
 

@@ -32,7 +32,7 @@ pub struct ModelInfo {
     /// Other names under which guests find it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
-    /// Bytes of it that are loaded, and bytes in all, while guests wait for it; 0 for what is not known.
+    /// Bytes of it that are loaded, and bytes in all, while it is being loaded; 0 for what is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loading_bytes: Option<(u64, u64)>,
     /// Milliseconds since a guest had anything of it, of one that is loaded on demand, and is loaded.

@@ -160,7 +160,6 @@ fn a_hang_up_and_a_command_have_a_daemon_read_its_file_again() {
 fn what_is_logged_is_changed() {
     let config = daemons::config(exe());
     let served = Served::start_with(exe(), &config, &[]);
-    fs::write(served.config(), text(&config) + "\n").expect("written");
     let with_log = |log: &str| text(&Config { log: log.parse().expect("a level"), ..config.clone() });
     fs::write(served.config(), with_log("off")).expect("written");
     assert!(reload(&served).1.contains("log"));

@@ -179,8 +179,10 @@ fn the_log_is_read_and_followed_until_an_interrupt() {
     reader.join().expect("no panic");
 
     // One that is followed to its end.
-    let mut follower = served.trellis(&["logs", "-f"]).spawn().expect("it runs");
-    std::thread::sleep(Duration::from_millis(300));
+    let mut follower = served.trellis(&["logs", "-f"]).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut out = follower.stdout.take().expect("a pipe");
+    // It is there once it shows what was said before.
+    out.read_exact(&mut [0]).expect("the log has begun");
     done(&served, &["stop", "--daemon"]);
     assert_eq!(wait(&mut follower).code(), Some(0));
     assert!(failed(&served, &["logs"], 2).contains("no daemon is running"));
