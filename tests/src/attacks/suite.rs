@@ -22,8 +22,9 @@ const SECONDS: f64 = 1.5;
 /// Time between two looks at the daemon.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
-/// How long the daemon may take to give back what an attack has taken: threads that have nothing to do end after ten seconds.
-const BACK_TIME_MAX: Duration = Duration::from_secs(13);
+/// How long the daemon may take to give back what an attack has taken. Threads that have nothing to do end after ten seconds, and
+/// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack.
+const BACK_TIME_MAX: Duration = Duration::from_secs(25);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
 const WARMING: [(&str, usize); 17] = [
