@@ -215,7 +215,6 @@ fn value(value: &Value) -> String {
 fn table(settings: &[Shown], n_cells: usize) -> String {
     let mut table = Table::new([("SETTING", Align::Left), ("VALUE", Align::Left), ("SET BY", Align::Left)]);
     table.squeeze("VALUE", 12);
-    table.squeeze("SETTING", 12);
     for setting in settings {
         table.push([setting.name.clone(), value(&setting.value), setting.source.clone()]);
     }
