@@ -2,7 +2,7 @@
 //!
 //! - Comes in: arguments, standard input as messages to a guest (`input`), signals (`interrupt`), the answers and events of a
 //!   daemon.
-//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`, `top`);
+//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `width`, `screen`, `top`);
 //!   remarks, progress and errors on standard error; an exit status (`error`), which is part of the interface.
 //! - Most commands are clients of a daemon. `connect` finds the one that runs, or starts one inside this process; `resolve`
 //!   says what a word means as a guest, and `cargo` and `toolchain` build it. `serve` is the daemon; `doctor` and `bench`
