@@ -2,11 +2,13 @@
 //!
 //! - Comes in: a configuration, and the user that a daemon would run as.
 //! - Goes out: the first thing that a start would refuse, in the words of the start; or what it would have.
-//! - Of the models the heads are read, and they are compared with the memory that they may have; a policy is compiled, and an instance of it
-//!   begins, as at a start. What others have taken of a device, a socket or a port at that moment, the start alone finds out.
+//! - Of the models the heads are read, and they are compared with the memory that they may have; a policy is compiled, begins, and says
+//!   what it puts in front of each model, as at a start. What others have taken of a device, a socket or a port at that moment,
+//!   the start alone finds out.
 //! - Must not happen: a folder that is made, a device that is opened, a weight that is read.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use trellis_engine::model::Model;
 
@@ -44,8 +46,14 @@ pub(crate) fn check(config: &Config, starter: Starter) -> Result<Startable, Daem
     check_guests_dir(config)?;
     let classes = Classes::of(&config.classes)?;
     let permissions = Permissions::of(&config.permissions)?;
-    check_policy(config, cache.as_deref())?;
-    Ok(Startable { classes, permissions, models: check_models(config)? })
+    let policy = open_policy(config, cache.as_deref())?;
+    let models = check_models(config)?;
+    if let Some(policy) = policy {
+        for model in &models {
+            policy.front(model, model.config.n_positions)?;
+        }
+    }
+    Ok(Startable { classes, permissions, models })
 }
 
 /// Whether the guests that go by name can be listed.
@@ -72,13 +80,11 @@ fn check_cache(config: &Config, starter: Starter) -> Result<Option<PathBuf>, Dae
 }
 
 /// Without a cache its code is kept in a folder that goes again.
-fn check_policy(config: &Config, cache: Option<&Path>) -> Result<(), DaemonError> {
+fn open_policy(config: &Config, cache: Option<&Path>) -> Result<Option<Arc<Policy>>, DaemonError> {
     if config.policy.component.is_none() {
-        return Ok(());
+        return Ok(None);
     }
-    let open = |dir: &Path| {
-        Policy::open(&config.policy, &config.limits, dir, config.compile_exe.as_deref()).map(drop)
-    };
+    let open = |dir: &Path| Policy::open(&config.policy, &config.limits, dir, config.compile_exe.as_deref());
     match cache {
         Some(dir) => Ok(open(dir)?),
         None => {

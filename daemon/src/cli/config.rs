@@ -29,9 +29,9 @@ Examples:
 
 Looked at are the file, with the nearest right name for a wrong one, users and groups of classes and permissions, the folders of
 guests and of the cache, the head of each model, and whether the models fit `model_bytes`, and on the CPU the machine. The operator's
-component is compiled, and begins once. No model is loaded, and what is refused is refused in the words of the start. A model of the
-catalog alone that cannot be loaded is warned of: whoever asks for it is refused. Of the file of the service the cache is looked at as
-its user has it. `trellis doctor --config FILE` compares the models with the memory that is free as well.
+component is compiled, begins, and says what it puts in front of each model. No model is loaded, and what is refused is refused in the
+words of the start. A model of the catalog alone that cannot be loaded is warned of: whoever asks for it is refused. Of the file of the
+service the cache is looked at as its user has it. `trellis doctor --config FILE` compares the models with the memory that is free as well.
 
 Exit status: 0 a daemon would start with it, 2 it would not, or there is no such file.";
 

@@ -58,6 +58,15 @@ fn a_file_that_no_daemon_would_start_with_is_refused_by_whoever_looks_at_it() {
     };
     is_refused(&served, &with_policy(&at("nowhere.wasm")), "nowhere.wasm");
     is_refused(&served, &with_policy(&at("guest.wasm")), "the policy ");
+    fs::write(at("faulty.wasm"), guests::faulty_policy()).expect("written");
+    for (fault, about) in
+        [("begin", "its `begin` failed"), ("front", "for model \"tiny\", its `put-in-front` failed")]
+    {
+        let settings = [("fault".to_owned(), fault.to_owned())].into();
+        let policy =
+            PolicySettings { component: Some(at("faulty.wasm")), settings, ..PolicySettings::default() };
+        is_refused(&served, &text(&Config { policy, ..config.clone() }), about);
+    }
     let guests_dir = Some(at("nowhere"));
     is_refused(&served, &text(&Config { guests_dir, ..config.clone() }), "guests_dir ");
     let cache_dir = Some(at("file"));
