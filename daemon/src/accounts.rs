@@ -104,7 +104,7 @@ impl Accounts {
                     error,
                     "the groups of a user cannot be looked up for its class"
                 );
-                Found { class: classes.by_connection(actor), n_replaced: None }
+                Found { class: classes.in_any_case(actor), n_replaced: None }
             }
         }
     }
@@ -232,11 +232,11 @@ mod tests {
     #[tokio::test]
     async fn a_user_keeps_the_class_that_it_came_with() {
         let settings =
-            toml::from_str("[fast]\nusers = [7]\ngroups = [70]\nshare = 3\nrank = 1").expect("valid");
+            toml::from_str("[fast]\nusers = [7, 8]\ngroups = [70]\nshare = 3\nrank = 1").expect("valid");
         let classes = Classes::of(&settings).expect("there are no names in it");
         let budgets = Budgets::default();
         let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(1 << 30, u64::MAX), classes);
-        // The machine knows no such users: the groups of their connections count.
+        // The machine knows no such user: the group of its connection counts for nothing.
         let uid = u32::MAX - 9;
         let begin = async |uid, gid, session| {
             let class = accounts.class_of(Actor { uid, gid }).await;
@@ -244,8 +244,8 @@ mod tests {
         };
         let fast = begin(7, 1, 1).await;
         assert_eq!((fast.share.get(), fast.rank), (3, 1));
-        assert_eq!(begin(uid, 70, 2).await, fast);
-        assert_eq!(begin(uid, 1, 3).await, fast, "from then on");
+        assert_eq!(begin(8, 1, 2).await, fast);
+        assert_eq!(begin(uid, 70, 3).await, Priority::EVEN);
         assert_eq!(begin(uid - 1, 1, 4).await, Priority::EVEN);
 
         // And where classes are replaced, for as long as it has something in the daemon.
@@ -258,7 +258,8 @@ mod tests {
         assert_eq!(begin(7, 1, 6).await.share.get(), 2);
         accounts.end_session(SessionId(6));
         assert_eq!(begin(7, 1, 7).await.share.get(), 2);
+        assert_eq!(begin(8, 1, 8).await, fast, "it was here all the time");
         let name = |uid| accounts.class(ActorId(uid)).map(|class| class.name().to_owned());
-        assert_eq!((name(7), name(uid - 1), name(8)), (Some("slow".into()), Some("default".into()), None));
+        assert_eq!((name(7), name(uid - 1), name(9)), (Some("slow".into()), Some("default".into()), None));
     }
 }

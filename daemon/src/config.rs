@@ -91,7 +91,7 @@ pub struct Config {
     pub saved_disk_bytes_per_user: u64,
     /// Bytes on disk of contexts that all users saved. Past it those of the user with most go that were used longest ago.
     pub saved_disk_bytes: u64,
-    /// Where guests that clients start by name lie, as `NAME.wasm`; none when absent.
+    /// Where guests that clients start by name lie, as `NAME.wasm`; none when absent. The folder has to be there when the daemon starts.
     pub guests_dir: Option<PathBuf>,
     /// The executable of the daemon's children, which compile guests, try out grammars, and run guests when called with `compile-worker`,
     /// `trial-worker`, and `guest-worker`; this one when absent.

@@ -1,5 +1,6 @@
 //! The daemon put together: models, engines, guests and the service that sessions talk to.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use crate::reload::{Origin, Reload, ReloadError};
 use crate::saved::{Keepers, Store, StoreLimits};
 use crate::service::{HostService, Parts};
 use crate::session::{Actor, Sessions};
+use crate::start_check;
 
 /// Bytes in flight each way between a client in this process and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
@@ -251,6 +253,14 @@ pub enum DaemonError {
         /// What was asked for.
         dtype: Dtype,
     },
+    /// The guests that go by name cannot be listed.
+    #[error("guests_dir {}: {source}", path.display())]
+    GuestsDir {
+        /// Their folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// There is nowhere to keep compiled guests.
     #[error("no cache directory: set cache_dir in the configuration, or XDG_CACHE_HOME or HOME")]
     NoCacheDir,
@@ -312,6 +322,7 @@ impl Daemon {
         let started = Instant::now();
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&cache_dir)?;
+        start_check::check_guests_dir(config)?;
         let classes = Classes::of(&config.classes)?;
         let permissions = Arc::new(Live::new(Permissions::of(&config.permissions)?));
         let policy = Policy::open(&config.policy, &config.limits, &cache_dir, config.compile_exe.as_deref())?;

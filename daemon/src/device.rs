@@ -74,6 +74,47 @@ pub(crate) fn choose(device: Device, cache_dir: &Path) -> Result<Chosen, DaemonE
     Ok(Chosen::Cuda { ordinal, card })
 }
 
+/// The device that would be chosen, looked for as [`choose`] does, and not opened.
+///
+/// # Errors
+/// A GPU was asked for or found, and something is missing that it needs.
+pub(crate) fn check(device: Device) -> Result<Device, DaemonError> {
+    if device == Device::Cpu || (device == Device::Auto && !probe::driver().has_gpu()) {
+        return Ok(Device::Cpu);
+    }
+    let problems = probe::probe().problems();
+    match problems.is_empty() {
+        true if device == Device::Auto => Ok(Device::Cuda),
+        true => Ok(device),
+        false => Err(DaemonError::CudaUnusable { problems }),
+    }
+}
+
+/// Bytes that models could take of a device that is not opened, if nothing else were on it: of a GPU that is not known.
+pub(crate) fn total_bytes(device: Device) -> u64 {
+    if device.is_cpu() { machine::memory_bytes() } else { u64::MAX }
+}
+
+/// What a model needs at least of a device that is not opened. On a GPU memory for steps comes to that.
+///
+/// # Errors
+/// The device does not run such a model.
+pub(crate) fn least_needs(device: Device, model: &Model, config: &Config) -> Result<Needs, DaemonError> {
+    if device.is_cpu() {
+        return needs_cpu(model, config);
+    }
+    let dtype = config.dtype.chosen().unwrap_or(model.dtype);
+    let weight_bytes = model.n_parameters * dtype.n_bytes() as u64;
+    Ok(Needs {
+        fixed_bytes: weight_bytes,
+        weight_bytes,
+        page_bytes: CudaBackend::page_bytes(&model.config, dtype),
+        n_granule_pages: 1,
+        n_pages_min: model.config.n_positions.div_ceil(PAGE_LEN),
+        kv_bytes_most: u64::MAX,
+    })
+}
+
 /// Makes a device that failed as new, so that it can be chosen again. Nothing of it may be held any more.
 ///
 /// # Errors

@@ -40,6 +40,7 @@ pub mod service;
 pub mod session;
 mod shares;
 mod spawner;
+mod start_check;
 mod tasks;
 mod thread_time;
 mod totals;

@@ -1,5 +1,6 @@
 //! Devices, the engine on each, and the models that come and go there.
 
+mod capacity;
 mod demand;
 mod errand;
 mod fit;
@@ -10,6 +11,7 @@ mod queue;
 mod reopen;
 mod residents;
 mod room;
+mod start_check;
 mod unload;
 
 use std::any::Any;
@@ -26,6 +28,7 @@ use trellis_engine::{
     Engine, EngineError, EngineSettings, KvBounds, ModelFittings, ModelHandle, PrefixScope,
 };
 
+use self::capacity::Capacity;
 use self::demand::Demand;
 pub(crate) use self::fit::{Fit, Verdict};
 use self::load::Coming;
@@ -33,6 +36,7 @@ pub(crate) use self::news::News;
 use self::queue::Queue;
 pub(crate) use self::residents::is_evictable;
 use self::residents::{Residents, Wish};
+pub(crate) use self::start_check::check_models;
 use crate::bundled;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
@@ -42,7 +46,7 @@ use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::on_demand::Declared;
 use crate::saved::Keepers;
-use crate::shares::{Needs, divide};
+use crate::shares::Needs;
 use crate::tasks::blocking;
 use crate::totals::Totals;
 
@@ -249,70 +253,27 @@ impl Loader {
 impl OpenDevice {
     /// The most KV memory that any model may ever have.
     fn kv_bytes_max(&self, config: &Config) -> u64 {
-        config.kv_bytes.map_or(self.capacity_bytes, |kv_bytes| kv_bytes.min(self.capacity_bytes))
+        self.capacity().kv_bytes_max(config)
+    }
+
+    /// What it has for models, and what of that is taken or kept.
+    fn capacity(&self) -> Capacity {
+        Capacity { device: self.device, n_bytes: self.capacity_bytes, taken: self.needs().collect() }
     }
 
     /// KV memory of all models together, when these are the ones.
     fn kv_bytes(&self, models: &[Needs], config: &Config) -> u64 {
-        let fixed: u64 = models.iter().map(|needs| needs.fixed_bytes).sum();
-        let rest = self.capacity_bytes.saturating_sub(fixed);
-        config.kv_bytes.map_or(rest, |kv_bytes| kv_bytes.min(rest))
+        self.capacity().kv_bytes(models, config)
     }
 
-    /// Pages for each model that is there and for those that come, if they fit as they are.
+    /// As [`Capacity::divided`].
     fn divided(&self, coming: &[Candidate], config: &Config) -> Option<Vec<usize>> {
-        let needs: Vec<Needs> = self.needs().chain(coming.iter().map(|candidate| candidate.needs)).collect();
-        divide(self.kv_bytes(&needs, config), &needs)
+        self.capacity().divided(coming, config)
     }
 
-    /// As [`Self::divided`]. A context of one that comes may be shorter than the
-    /// model's longest, if there is no room for that.
+    /// As [`Capacity::shares`].
     fn shares(&self, coming: &mut [Candidate], config: &Config) -> Result<Vec<usize>, DaemonError> {
-        if let Some(shares) = self.divided(coming, config) {
-            return Ok(shares);
-        }
-        for candidate in &mut *coming {
-            let Candidate { model, needs, .. } = candidate;
-            let n_positions = model.config.n_positions;
-            if config.kv_bytes.is_some() || self.device.is_cpu() {
-                continue;
-            }
-            needs.n_pages_min = n_positions.min(N_POSITIONS_LEAST).div_ceil(PAGE_LEN);
-        }
-        if let Some(shares) = self.divided(coming, config) {
-            return Ok(shares);
-        }
-        let fits = |n: &usize| self.divided(&coming[..*n], config).is_some();
-        let n_fitting = (0..coming.len()).take_while(fits).last().unwrap_or(0);
-        Err(self.does_not_fit(&coming[..n_fitting + 1], config))
-    }
-
-    /// Why the last of those that come does not fit beside the others.
-    fn does_not_fit(&self, coming: &[Candidate], config: &Config) -> DaemonError {
-        let Candidate { model, needs, .. } = coming.last().expect("what is there fits");
-        let others = self.needs().chain(coming[..coming.len() - 1].iter().map(|candidate| candidate.needs));
-        let others: Vec<Needs> = others.collect();
-        let kv_bytes_of_others: u64 = others.iter().map(Needs::kv_bytes_min).sum();
-        let with_it: Vec<Needs> = others.iter().copied().chain([*needs]).collect();
-        let fixed_bytes: u64 = with_it.iter().map(|needs| needs.fixed_bytes).sum();
-        if config.kv_bytes.is_some() && fixed_bytes < self.capacity_bytes {
-            let kv_bytes = self.kv_bytes(&with_it, config).saturating_sub(kv_bytes_of_others);
-            return DaemonError::KvTooSmall {
-                name: model.name.clone(),
-                n_positions: model.config.n_positions,
-                needed_bytes: needs.kv_bytes_min(),
-                kv_bytes,
-            };
-        }
-        let taken: u64 = others.iter().map(|needs| needs.fixed_bytes).sum::<u64>() + kv_bytes_of_others;
-        DaemonError::NoRoom {
-            name: model.name.clone(),
-            needed_bytes: needs.fixed_bytes + needs.kv_bytes_min(),
-            weight_bytes: needs.fixed_bytes,
-            kv_bytes: needs.kv_bytes_min(),
-            free_bytes: self.capacity_bytes.saturating_sub(taken),
-            capacity_bytes: self.capacity_bytes,
-        }
+        self.capacity().shares(coming, config)
     }
 
     /// Those of the models that are there, and of those for which a place is kept.

@@ -5,6 +5,7 @@
 //!   changed.
 //! - Who may do what, classes, what connections may ask for, and what is logged are changed at once: what was begun goes on, and what is
 //!   asked next is held to the new. All else waits: it says how memory and devices were laid out when the daemon started.
+//! - What a start would refuse is refused in the words of the start ([`start_check`]), also where it is of what waits.
 //! - Must not happen: some of a file that is applied, where another part of it is wrong; a change that is not told.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,13 +16,13 @@ use tokio_util::sync::CancellationToken;
 use trellis_wire::{ReloadInfo, SettingChange};
 
 use crate::accounts::Accounts;
-use crate::classes::Classes;
 use crate::config::{Config, ConfigError};
-use crate::daemon::{DaemonError, open_model};
+use crate::daemon::DaemonError;
 use crate::live::Live;
 use crate::permissions::Permissions;
 use crate::service::HostService;
 use crate::session::Sessions;
+use crate::start_check::{self, Startable, Starter};
 use crate::tasks::blocking;
 
 /// Where the configuration of a daemon is from.
@@ -136,13 +137,7 @@ impl Reload {
     fn take(&self, origin: &dyn Origin) -> Result<ReloadInfo, ReloadError> {
         let wanted = origin.read()?;
         let running = self.running();
-        let classes = Classes::of(&wanted.classes).map_err(DaemonError::from)?;
-        let permissions = Permissions::of(&wanted.permissions).map_err(DaemonError::from)?;
-        if wanted.models != running.models || wanted.catalog != running.catalog {
-            for choice in wanted.models.iter().chain(wanted.catalog.keys()) {
-                open_model(choice, &wanted)?;
-            }
-        }
+        let Startable { classes, permissions, .. } = start_check::check(&wanted, Starter::Own)?;
         let next = running.with_live_of(&wanted);
         let info = ReloadInfo { changed: differences(&running, &next), waiting: differences(&next, &wanted) };
         // From here on nothing fails.

@@ -4,10 +4,10 @@
 //! - Comes in: the classes of the configuration, the machine's users and groups, an actor as the kernel names it.
 //! - Goes out: a class, with the priority that the user's account has for as long as the daemon runs.
 //! - A user is looked for among the users of all classes first, then its groups among theirs. Groups are those that the machine
-//!   has for the user, and the group of its connection where it knows no such user. So the class does not depend on how a
-//!   client was started.
-//! - Must not happen: a name that stands for nobody and is passed over; a user in two classes; a look-up for an actor whose
-//!   class is known, or where no class has groups.
+//!   has for the user; one that it does not know is in none. So the class does not depend on how a client was started.
+//! - Where the machine does not say which groups a user is in, it has no more than it has in any case ([`Classes::in_any_case`]).
+//! - Must not happen: a name that stands for nobody and is passed over; a user in two classes; a better class by what a client says,
+//!   or because a look-up fails; a look-up for an actor whose class is known, or where no class has groups.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -155,16 +155,20 @@ impl Classes {
         if let Some(class) = self.at_hand(actor) {
             return Ok(class);
         }
-        // What the machine has for the user, so that it does not depend on how a client was started.
-        Ok(match self.directory.groups_of(actor.uid)? {
-            Some(gids) => self.of_groups(&gids),
-            None => self.by_connection(actor),
-        })
+        Ok(self.of_groups(&self.directory.groups_of(actor.uid)?.unwrap_or_default()))
     }
 
-    /// The class of an actor as its connection has it, where the machine says nothing of the user's groups.
-    pub(crate) fn by_connection(&self, actor: Actor) -> Class {
-        self.at_hand(actor).unwrap_or_else(|| self.of_groups(&[actor.gid]))
+    /// What an actor has where the machine does not say which groups it is in: it goes as a stranger, with the least share and the least
+    /// rank of all classes that it may be in.
+    pub(crate) fn in_any_case(&self, actor: Actor) -> Class {
+        self.at_hand(actor).unwrap_or_else(|| {
+            let of_groups = self.groups.iter().map(|(_, class)| class.priority);
+            let least = of_groups.fold(self.default.priority, |least, of_group| Priority {
+                share: least.share.min(of_group.share),
+                rank: least.rank.min(of_group.rank),
+            });
+            Class { name: self.default.name.clone(), priority: least }
+        })
     }
 
     fn of_groups(&self, gids: &[u32]) -> Class {

@@ -7,7 +7,7 @@ fn classes(text: &str) -> Result<Classes, ClassError> {
 
 fn class_of(classes: &Classes, uid: u32, gid: u32) -> String {
     let actor = Actor { uid, gid };
-    classes.look_up(actor).unwrap_or_else(|_| classes.by_connection(actor)).name().to_owned()
+    classes.look_up(actor).unwrap_or_else(|_| classes.in_any_case(actor)).name().to_owned()
 }
 
 #[test]
@@ -17,11 +17,27 @@ fn users_come_before_groups_and_of_groups_the_highest_rank_decides() {
     let classes = classes(text).expect("all are known");
     let of = |uid, gid| class_of(&classes, uid, gid);
     assert_eq!((of(1, 10), of(2, 10), of(9, 11)), ("b".to_owned(), "c".to_owned(), "c".to_owned()));
-    // The machine says which groups a user is in; where it does not know the user, or not now, the connection does.
+    // The machine says which groups a user is in, and the connection never, also where the machine knows no such user, or not now.
     assert_eq!(
         (of(1, 99), of(7, 11), of(7, 99), of(3, 10)),
-        ("b".into(), "b".into(), "default".into(), "a".into())
+        ("b".into(), "default".into(), "default".into(), "default".into())
     );
+}
+
+#[test]
+fn who_cannot_be_looked_up_has_no_more_than_it_has_in_any_case() {
+    let of = |text: &str, uid| {
+        let classes = classes(text).expect("all are known");
+        let class = classes.in_any_case(Actor { uid, gid: 11 }).info();
+        (class.name, class.share, class.rank)
+    };
+    let better = "[lab]\ngroups = ['lab']\nshare = 9\nrank = 3";
+    assert_eq!(of(better, 3), ("default".to_owned(), 1, 0));
+    // One that may be in a class that has less than strangers have is not better off for it.
+    let worse = "[default]\nshare = 4\nrank = 2\n[lab]\ngroups = ['lab']\nshare = 2\nrank = 7\n[bulk]\ngroups = ['staff']\nshare = 3";
+    assert_eq!(of(worse, 3), ("default".to_owned(), 2, 0));
+    // Whom a class names needs no groups.
+    assert_eq!(of("[a]\nusers = [3]\nshare = 5\n[lab]\ngroups = ['lab']", 3), ("a".to_owned(), 5, 0));
 }
 
 #[test]
@@ -41,7 +57,7 @@ fn without_groups_there_is_nothing_to_look_up_and_the_default_may_have_a_share()
     let at_hand = |uid| with_users.at_hand(Actor { uid, gid: 10 }).expect("no class has groups");
     assert_eq!(at_hand(1).info(), ClassInfo { name: "a".to_owned(), share: 1, rank: 0 });
     assert_eq!(at_hand(2).info(), ClassInfo { name: "default".to_owned(), share: 4, rank: 2 });
-    assert_eq!(Classes::default().by_connection(Actor { uid: 1, gid: 1 }).priority(), Priority::EVEN);
+    assert_eq!(Classes::default().in_any_case(Actor { uid: 1, gid: 1 }).priority(), Priority::EVEN);
     let with_groups = classes("[a]\ngroups = [10]\nusers = [5]").expect("all are known");
     assert!(with_groups.at_hand(Actor { uid: 1, gid: 10 }).is_none());
     assert!(with_groups.at_hand(Actor { uid: 5, gid: 10 }).is_some());

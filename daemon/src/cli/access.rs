@@ -107,6 +107,11 @@ impl Identity {
         is_closed.then(|| Closed { path: path.to_owned(), uid, gid, mode, wanted })
     }
 
+    /// The user's number.
+    pub(super) fn uid(&self) -> u32 {
+        self.uid
+    }
+
     /// The user's name, or its number where it has none.
     pub(super) fn name(&self) -> &str {
         &self.name

@@ -78,7 +78,7 @@ fn component_in(line: &str, manifest: &Path) -> Option<PathBuf> {
 
 /// Shows what a tool says of a crate, whose author is not trusted. Cargo sums up even when there was nothing to do; all
 /// else is worth showing.
-pub(super) async fn pass_on(stderr: impl AsyncRead + Unpin) -> io::Result<()> {
+async fn pass_on(stderr: impl AsyncRead + Unpin) -> io::Result<()> {
     let mut lines = BufReader::new(stderr).split(b'\n');
     while let Some(line) = lines.next_segment().await? {
         let line = String::from_utf8_lossy(&line);

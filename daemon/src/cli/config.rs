@@ -11,10 +11,10 @@ use super::error::CliError;
 use super::output::{self, Format};
 use super::service;
 use super::table::{Align, Table};
-use crate::classes::Classes;
+use super::width::{WidthArgs, screen_width, wrapped};
 use crate::config::{Config, example};
-use crate::daemon::{DaemonError, open_model};
-use crate::permissions::Permissions;
+use crate::daemon::open_model;
+use crate::start_check::{self, Startable, Starter};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,9 +27,11 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   trellis config check trellis.toml && trellis serve --config trellis.toml
 
-Looked at are the file, with the nearest right name for a wrong one, users and groups of classes and permissions, the head of each model,
-and whether the operator's component and the folder of guests are there. No model is loaded. `trellis doctor --config FILE`
-compares them with the memory of the device as well.
+Looked at are the file, with the nearest right name for a wrong one, users and groups of classes and permissions, the folders of
+guests and of the cache, the head of each model, and whether the models fit `model_bytes`, and on the CPU the machine. The operator's
+component is compiled, begins, and says what it puts in front of each model. No model is loaded, and what is refused is refused in the
+words of the start. A model of the catalog alone that cannot be loaded is warned of: whoever asks for it is refused. Of the file of the
+service the cache is looked at as its user has it. `trellis doctor --config FILE` compares the models with the memory that is free as well.
 
 Exit status: 0 a daemon would start with it, 2 it would not, or there is no such file.";
 
@@ -37,8 +39,10 @@ const SHOW_EXAMPLES: &str = "\
 Examples:
   trellis config show                                          the defaults
   trellis config show --config trellis.toml                    with a file
+  trellis config show --config trellis.toml --wide             values that are long in whole
   trellis config show --config trellis.toml --json | jq -r '.[] | select(.source == \"file\") | .name'
 
+Lines fit the terminal, or 80 columns where there is none: a value that is too long is cut with a sign (\u{2026}).
 Names are those of the file: limits.cpu_ms is cpu_ms in its table [limits]. SET BY says where a value is from: the default, the
 file, the environment (TRELLIS_SOCKET), or the machine (the device and its memory), which decides where nothing is said.
 What a daemon that runs has of its limits, and what is in use of them, is in `trellis limits`.";
@@ -76,6 +80,8 @@ enum ConfigCommand {
         /// Those of a daemon with this file
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
+        #[command(flatten)]
+        width: WidthArgs,
     },
 }
 
@@ -110,7 +116,7 @@ struct Shown {
 pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
     match args.command {
         ConfigCommand::Check { file } => {
-            let checked = check(&file)?;
+            let checked = check(&file, service::starter_of(&file))?;
             output::print(format, &checked, |checked| {
                 let Checked { path, models, on_demand, sets, warnings } = checked;
                 let n_sets = match sets.len() {
@@ -123,16 +129,17 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
                 };
                 let models =
                     if models.is_empty() { "none".to_owned() } else { models.join(", ") } + &on_demand;
-                let warnings: String =
-                    warnings.iter().map(|warning| format!("\nwarning: {warning}")).collect();
-                format!(
-                    "{}: a daemon would start with it; models: {models}; it sets {n_sets}{warnings}",
+                let said = format!(
+                    "{}: a daemon would start with it; models: {models}; it sets {n_sets}",
                     path.display()
-                )
+                );
+                let warnings = warnings.iter().map(|warning| format!("warning: {warning}"));
+                let lines = std::iter::once(said).chain(warnings);
+                lines.map(|line| wrapped("", &line, N_INDENT, screen_width())).collect()
             })
         }
         ConfigCommand::Example => output::print(format, &example(), Clone::clone),
-        ConfigCommand::Show { name, config } => {
+        ConfigCommand::Show { name, config, width } => {
             let config = config.map_or_else(|| Ok(Config::default()), |path| Config::load(&path))?;
             let mut settings = shown(&config, connect::socket_of_environment());
             if let Some(name) = &name {
@@ -142,35 +149,35 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
                 }
             }
             output::print(format, &settings, |settings| match &name {
-                Some(_) => table(settings) + "\n" + &meanings(settings),
-                None => table(settings),
+                Some(_) => table(settings, width.n_cells()) + "\n" + &meanings(settings, width.n_cells()),
+                None => table(settings, width.n_cells()),
             })
         }
     }
 }
 
 /// Looks at all that can be looked at without a device.
-pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
+pub(super) fn check(file: &Path, starter: Starter) -> Result<Checked, CliError> {
     let config = Config::load(file)?;
-    Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
-    Permissions::of(&config.permissions).map_err(|error| Box::new(DaemonError::from(error)))?;
-    let models = config.models.iter().map(|choice| {
-        let model = open_model(choice, &config).map_err(Box::new)?;
-        Ok(model.name)
-    });
-    let models = models.collect::<Result<_, CliError>>()?;
-    let catalog = config.catalog.keys().map(|name| open_model(name, &config).map_err(Box::new));
-    let on_demand = catalog.map(|model| Ok(model?.name)).collect::<Result<_, CliError>>()?;
-    for path in config.policy.component.iter().chain(&config.guests_dir) {
-        std::fs::metadata(path).map_err(CliError::io(format!("find {}", path.display())))?;
-    }
+    let Startable { models, .. } = start_check::check(&config, starter).map_err(Box::new)?;
+    let models: Vec<String> = models.into_iter().map(|model| model.name).collect();
+    let mut warnings: Vec<String> = socket_passed_over(&config, service::lent_socket()).into_iter().collect();
+    warnings.extend(not_loadable(&config, &models));
     Ok(Checked {
         path: file.to_owned(),
         models,
-        on_demand,
+        on_demand: config.catalog.keys().cloned().collect(),
         sets: config.set_by_file.names().map(str::to_owned).collect(),
-        warnings: socket_passed_over(&config, service::lent_socket()).into_iter().collect(),
+        warnings,
     })
+}
+
+/// Of models of the catalog that nobody could have. A daemon starts all the same, and says so to whoever asks for one.
+fn not_loadable(config: &Config, at_the_start: &[String]) -> Vec<String> {
+    let on_demand = config.catalog.keys().filter(|name| !at_the_start.contains(name));
+    let error = |name: &String| Some((name.clone(), open_model(name, config).err()?));
+    let warning = |(name, error)| format!("catalog.{name}: whoever asks for it is refused: {error}");
+    on_demand.filter_map(error).map(warning).collect()
 }
 
 /// Of a socket of the file's beside one that a service manager hands over, which is the one that is used.
@@ -205,16 +212,21 @@ fn value(value: &Value) -> String {
     }
 }
 
-fn table(settings: &[Shown]) -> String {
+fn table(settings: &[Shown], n_cells: usize) -> String {
     let mut table = Table::new([("SETTING", Align::Left), ("VALUE", Align::Left), ("SET BY", Align::Left)]);
+    table.squeeze("VALUE", 12);
     for setting in settings {
         table.push([setting.name.clone(), value(&setting.value), setting.source.clone()]);
     }
-    table.render()
+    table.render_in(n_cells)
 }
 
-fn meanings(settings: &[Shown]) -> String {
-    settings.iter().map(|setting| format!("{}: {}\n", setting.name, setting.about)).collect()
+/// Cells before further lines of what is said of one thing.
+const N_INDENT: usize = 2;
+
+fn meanings(settings: &[Shown], n_cells: usize) -> String {
+    let line = |setting: &Shown| format!("{}: {}", setting.name, setting.about);
+    settings.iter().map(|setting| wrapped("", &line(setting), N_INDENT, n_cells)).collect()
 }
 
 #[cfg(test)]
@@ -231,6 +243,35 @@ mod tests {
         };
         assert_eq!(of(None), ("/run/a.sock".to_owned(), "file".to_owned()));
         assert_eq!(of(Some("/run/b.sock")), ("/run/b.sock".to_owned(), "environment".to_owned()));
+    }
+
+    #[test]
+    fn lines_fit_the_screen_and_values_are_cut_and_not_names() {
+        let long = "['a-user-of-a-long-name', 'another-user', 'and-one-more-user']";
+        let text = format!("[classes.research-and-development]\nusers = {long}");
+        let settings = shown(&Config::parse(&text).expect("valid"), None);
+        for text in [table(&settings, 80), meanings(&settings, 80)] {
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+        let narrow = table(&settings, 80);
+        let line = narrow.lines().find(|line| line.starts_with("classes.research-and-development.users "));
+        let line = line.unwrap_or_else(|| panic!("{narrow}"));
+        assert!(
+            line.contains(" [\"a-user-of-a-long-name\"") && !line.contains("and-one-more-user"),
+            "{line}"
+        );
+        assert!(table(&settings, usize::MAX).contains("and-one-more-user"));
+    }
+
+    #[test]
+    fn models_that_nobody_asks_for_at_the_start_are_warned_of() {
+        let text = "[catalog.broken]\npath = '/no/such/model'\n[catalog.small]\npath = 'draft'";
+        let config = Config::parse(text).expect("valid");
+        let warnings = not_loadable(&config, &[]);
+        let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+        assert!(warning.starts_with("catalog.broken: whoever asks for it is refused: "), "{warning}");
+        assert!(warning.contains("/no/such/model"), "{warning}");
+        assert!(not_loadable(&config, &["broken".to_owned()]).is_empty(), "the start has said so");
     }
 
     #[test]

@@ -166,7 +166,8 @@ impl std::fmt::Debug for Inside {
 }
 
 impl HomeArgs {
-    fn stays_inside(&self) -> bool {
+    /// Whether no daemon that runs is asked.
+    pub(crate) fn stays_inside(&self) -> bool {
         self.local || self.models.len() > 1 || self.device.is_some() || self.dtype.is_some()
     }
 

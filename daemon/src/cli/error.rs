@@ -120,8 +120,10 @@ pub(crate) enum CliError {
     NoCargo,
     #[error("the Rust target {target} is missing, and there is no rustup to add it")]
     NoRustup { target: &'static str },
-    #[error("rustup could not add the target {target} ({status})")]
-    TargetNotAdded { target: &'static str, status: ExitStatus },
+    #[error("no Rust toolchain works in {path}: {reason}", path = .path.display())]
+    NoToolchain { path: PathBuf, reason: String },
+    #[error("rustup could not add the target {target} ({status}): {reason}")]
+    TargetNotAdded { target: &'static str, status: ExitStatus, reason: String },
     #[error("{path} does not build ({status})", path = .path.display())]
     BuildFailed { path: PathBuf, status: ExitStatus },
     #[error("{path} builds no component", path = .path.display())]
@@ -287,10 +289,17 @@ impl CliError {
             }
             Self::UnknownGuest { .. } => "give one of these names, a .wasm component, or a guest's folder",
             Self::NoCargo => "install Rust from https://rustup.rs, or run a component that is built already",
+            Self::NoToolchain { .. } => {
+                "install one from https://rustup.rs, or with `rustup toolchain install` in that folder; a component that is built already \
+                 (a .wasm file, a guest of the daemon's) runs without"
+            }
             Self::NoRustup { .. } => {
                 "install Rust from https://rustup.rs, or the target with the system's packages"
             }
-            Self::TargetNotAdded { .. } => "try `rustup target add wasm32-wasip2`",
+            Self::TargetNotAdded { .. } => {
+                "`rustup target add wasm32-wasip2` adds it; a component that is built already (a .wasm file, a guest of the daemon's) runs \
+                 without"
+            }
             Self::NoComponent { .. } => "its Cargo.toml needs [lib] with crate-type = [\"cdylib\"]",
             _ => return None,
         };

@@ -6,11 +6,15 @@ use trellis_client::{ClassInfo, Computed, DaemonInfo, DeviceInfo, ModelInfo};
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::output::{self, Format, escaped_line};
+use super::width::{WidthArgs, wrapped};
 
 const EXAMPLES: &str = "\
 Examples:
   trellis info
+  trellis info --wide
   trellis info --json | jq .resident_bytes
+
+Lines fit the terminal, or 80 columns where there is none; with --wide each thing has one line.
 
 Rows in vain were computed when their work ended meanwhile: its guest gave it up, the draw before was its last, or a step
 failed. Rows that sat out waited for their masks. Tokens in vain were decoded ahead and given up, or guessed wrongly; tokens
@@ -27,6 +31,8 @@ is given by [permissions] of the daemon's configuration.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
+    width: WidthArgs,
+    #[command(flatten)]
     socket: SocketArgs,
 }
 
@@ -37,7 +43,7 @@ pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError>
         Format::Text => client.models().await?,
         Format::Json => Vec::new(),
     };
-    output::print(format, &info, |info| lines(info, &models))
+    output::print(format, &info, |info| lines(info, &models, args.width.n_cells()))
 }
 
 fn shown(model: &ModelInfo) -> String {
@@ -79,7 +85,10 @@ fn programs(names: &[String]) -> String {
     if names.is_empty() { "none by name".to_owned() } else { names.join(", ") }
 }
 
-fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
+/// Letters in front of what is said.
+const N_NAME_CELLS: usize = 10;
+
+fn lines(info: &DaemonInfo, models: &[ModelInfo], n_cells: usize) -> String {
     let state = info.failure.as_ref().map_or("running".to_owned(), |failure| format!("FAILED: {failure}"));
     let Computed { causes, .. } = &info.computed;
     let computed = &info.computed;
@@ -144,7 +153,9 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         .chain(isolation)
         .chain(class)
         .chain(may)
-        .map(|(name, value)| format!("{name:<10}{}\n", escaped_line(&value)))
+        .map(|(name, value)| {
+            wrapped(&format!("{name:<N_NAME_CELLS$}"), &escaped_line(&value), N_NAME_CELLS, n_cells)
+        })
         .collect()
 }
 
@@ -205,7 +216,7 @@ mod tests {
             permissions: Some(vec!["run".to_owned(), "see_others".to_owned()]),
             ..DaemonInfo::default()
         };
-        let shown = lines(&info, &models);
+        let shown = lines(&info, &models, usize::MAX);
         for line in [
             "models    draft (f32, draining), big (f32, failed), coder (unloaded), tiny (f32, default)\n",
             "programs  none by name\n",
@@ -220,7 +231,11 @@ mod tests {
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }
-        let of_an_older_daemon = lines(&DaemonInfo::default(), &[]);
+        let narrow = lines(&info, &models, 80);
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(one_line(&narrow), one_line(&shown), "nothing is lost");
+        let of_an_older_daemon = lines(&DaemonInfo::default(), &[], 80);
         assert!(of_an_older_daemon.contains("models    none\n") && !of_an_older_daemon.contains("isolation"));
     }
 }

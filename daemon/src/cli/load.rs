@@ -25,7 +25,8 @@ than their share. Models of the daemon's catalog that nobody uses make room wher
 permission `load`: the operator, unless the configuration says otherwise; with --fit also for others, about models of the catalog.
 Such models are loaded without this command, when a guest asks for them.
 
-Exit status of --fit: 0 there is room, if need be once models are unloaded that nobody uses; 1 there is none, or not now.";
+Exit status of --fit: 0 there is room, if need be once models are unloaded that nobody uses; 1 there is none, or not now; 2 that cannot
+be said: there is no such model, it or its device cannot be used, it is not for you to ask, or no daemon runs.";
 
 /// Load a model into the running daemon
 #[derive(Debug, Args)]
@@ -110,8 +111,8 @@ fn fit_text(fit: &FitInfo) -> String {
     let FitInfo { needed_bytes, weight_bytes, step_bytes, kv_bytes, .. } = *fit;
     let bytes = output::bytes;
     format!(
-        "{verdict}\nit needs {}: {} of weights, {} for steps, {} for the KV of a context of {} tokens\non {}, {} of {} are \
-         free or can be freed",
+        "{verdict}\nit needs {}: {} of weights, {} for steps, {} for the KV of a context of {} tokens\nthe models on {} leave {} of \
+         {} that there are{}",
         bytes(needed_bytes),
         bytes(weight_bytes),
         bytes(step_bytes),
@@ -120,6 +121,10 @@ fn fit_text(fit: &FitInfo) -> String {
         fit.device,
         bytes(fit.free_bytes),
         bytes(fit.capacity_bytes),
+        match fit.evicts.as_slice() {
+            [] => String::new(),
+            evicts => format!(", and more without {}", names(evicts)),
+        },
     )
 }
 
@@ -148,6 +153,17 @@ mod tests {
             first(FitInfo { evicts: models(&["a", "b"]), ..fits }),
             "small fits once a, b have made room, which nobody uses"
         );
+        let whole =
+            FitInfo { model: "small".to_owned(), evicts: models(&["a"]), fits: true, ..FitInfo::default() };
+        let whole = FitInfo {
+            needed_bytes: 60,
+            free_bytes: 10,
+            capacity_bytes: 100,
+            device: "cpu".to_owned(),
+            ..whole
+        };
+        let last = "the models on cpu leave 10 B of 100 B that there are, and more without a";
+        assert_eq!(fit_text(&whole).lines().last(), Some(last), "less is free than it needs, and it fits");
         let later = FitInfo { fits_later: true, used: models(&["a"]), ..FitInfo::default() };
         assert_eq!(first(later), "small does not fit now: guests use a, which would make room");
         assert_eq!(first(FitInfo::default()), "small does not fit");

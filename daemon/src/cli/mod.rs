@@ -2,7 +2,7 @@
 //!
 //! - Comes in: arguments, standard input as messages to a guest (`input`), signals (`interrupt`), the answers and events of a
 //!   daemon.
-//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`, `top`);
+//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `width`, `screen`, `top`);
 //!   remarks, progress and errors on standard error; an exit status (`error`), which is part of the interface.
 //! - Most commands are clients of a daemon. `connect` finds the one that runs, or starts one inside this process; `resolve`
 //!   says what a word means as a guest, and `cargo` and `toolchain` build it. `serve` is the daemon; `doctor` and `bench`
@@ -57,6 +57,7 @@ mod toolchain;
 mod top;
 mod unload;
 mod watch;
+mod width;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -273,6 +274,14 @@ mod tests {
             assert!(said.contains("--seed <N>"), "{line}: {said}");
             assert!(said.contains("from 0 to 18446744073709551615"), "{line}: {said}");
             assert!(!said.contains("tip:"), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_guests_number_is_told_where_those_are() {
+        for word in ["abc", "1.5", "18446744073709551616"] {
+            let said = parse(&format!("trellis stop {word}")).expect_err(word).to_string();
+            assert!(said.contains("expected the number of a guest, which `trellis ps` lists"), "{said}");
         }
     }
 

@@ -10,23 +10,71 @@ use super::connect::SocketArgs;
 use super::error::CliError;
 use super::output::{self, Format};
 use super::table::{Align, Table};
+use super::width::WidthArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis models
-  trellis models --json | jq '.[].name'";
+  trellis models --wide
+  trellis models --json | jq '.[].name'
+
+Lines fit the terminal, or 80 columns where there is none: what has no room is left out, or cut with a sign (\u{2026}). --wide shows all,
+with architecture, parameters and vocabulary.
+
+WEIGHTS  their bytes
+KV       bytes of KV cache that it has now, of which FREE are free
+CONTEXT  tokens of the longest context";
 
 /// List the loaded models, and those that are loaded on demand
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ModelsArgs {
     #[command(flatten)]
+    width: WidthArgs,
+    #[command(flatten)]
     socket: SocketArgs,
 }
 
 pub(crate) async fn models(args: ModelsArgs, format: Format) -> Result<(), CliError> {
     let models = args.socket.connect().await?.models().await?;
-    output::print(format, &models, |models| table(models))
+    output::print(format, &models, |models| match args.width.is_wide() {
+        true => table(models),
+        false => narrow(models, args.width.n_cells()),
+    })
+}
+
+/// What is said of a model beside its numbers has no head.
+const REMARKS: &str = "";
+
+/// What is of most use, in lines of so many cells.
+fn narrow(models: &[ModelInfo], n_cells: usize) -> String {
+    let mut table = Table::new([
+        ("NAME", Align::Left),
+        ("WEIGHTS", Align::Right),
+        ("DTYPE", Align::Left),
+        ("KV", Align::Right),
+        ("FREE", Align::Right),
+        ("CONTEXT", Align::Right),
+        ("DEVICE", Align::Left),
+        (REMARKS, Align::Left),
+    ]);
+    for (name, n_cells_min) in [("NAME", 12), ("DEVICE", 6), (REMARKS, 22)] {
+        table.squeeze(name, n_cells_min);
+    }
+    table.spare(&["CONTEXT", "DTYPE", "FREE", "WEIGHTS", "KV", "DEVICE"]);
+    for model in models {
+        table.push([
+            model.name.clone(),
+            output::bytes(model.weight_bytes),
+            model.dtype.clone(),
+            output::bytes(model.n_pages * model.page_bytes),
+            output::bytes(model.n_pages_free * model.page_bytes),
+            model.n_positions.to_string(),
+            model.device.clone(),
+            remarks(model).join(", "),
+        ]);
+    }
+    table.render_in(n_cells)
 }
 
 fn table(models: &[ModelInfo]) -> String {
@@ -41,7 +89,7 @@ fn table(models: &[ModelInfo]) -> String {
         ("CONTEXT", Align::Right),
         ("VOCABULARY", Align::Right),
         ("DEVICE", Align::Left),
-        ("", Align::Left),
+        (REMARKS, Align::Left),
     ]);
     for model in models {
         table.push([
@@ -91,7 +139,37 @@ fn remarks(model: &ModelInfo) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use unicode_width::UnicodeWidthStr;
+
     use super::*;
+
+    #[test]
+    fn lines_fit_the_screen_and_say_how_a_model_is() {
+        let model = |name: &str, state: &str| ModelInfo {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            architecture: "LlamaForCausalLM".to_owned(),
+            weight_bytes: 16_060_522_496,
+            dtype: "bf16".to_owned(),
+            n_pages: 65_536,
+            n_pages_free: 65_000,
+            page_bytes: 2 << 20,
+            n_positions: 131_072,
+            device: "cuda:0 (NVIDIA H200)".to_owned(),
+            aliases: vec!["small".to_owned()],
+            ..ModelInfo::default()
+        };
+        let models =
+            [model("tiny", "loaded"), model("models--meta-llama--Llama-3.1-8B-Instruct", "unloaded")];
+        for n_cells in [20, 40, 80, 200] {
+            let shown = narrow(&models, n_cells);
+            assert!(shown.lines().all(|line| line.width() <= n_cells), "{n_cells}: {shown}");
+            assert!(shown.contains("tiny"), "{shown}");
+        }
+        let shown = narrow(&models, 80);
+        assert!(shown.contains("unloaded, alias small") && shown.contains("16.1 GB"), "{shown}");
+        assert!(table(&models).contains("models--meta-llama--Llama-3.1-8B-Instruct  LlamaForCausalLM"));
+    }
 
     #[test]
     fn a_model_on_demand_says_how_far_it_is_and_since_when_nobody_uses_it() {

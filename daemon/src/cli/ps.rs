@@ -1,7 +1,5 @@
 //! `trellis ps`: the user's running guests.
 
-use std::io::IsTerminal;
-
 use clap::Args;
 use nix::unistd::{Uid, User};
 use trellis_client::GuestInfo;
@@ -10,6 +8,7 @@ use super::connect::SocketArgs;
 use super::error::CliError;
 use super::output::{self, Format};
 use super::table::{Align, Table};
+use super::width::screen_width;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,17 +59,6 @@ pub(crate) async fn ps(args: PsArgs, format: Format) -> Result<(), CliError> {
         true => table(guests, name_of).render(),
         false => narrow(guests, name_of, screen_width()),
     })
-}
-
-/// Cells of a line where no terminal says.
-pub(super) const N_CELLS: usize = 80;
-
-/// Cells of a line on the terminal of the standard output.
-pub(super) fn screen_width() -> usize {
-    let size = std::io::stdout().is_terminal().then(crossterm::terminal::size);
-    // A terminal that does not know says 0.
-    size.and_then(Result::ok)
-        .map_or(N_CELLS, |(n_cells, _)| if n_cells == 0 { N_CELLS } else { n_cells.into() })
 }
 
 /// The name of a user, or its number where the machine has no name for it.
@@ -224,6 +212,7 @@ mod tests {
     use trellis_client::GuestUsage;
     use unicode_width::UnicodeWidthStr;
 
+    use super::super::width::N_CELLS;
     use super::*;
 
     fn guest(guest_id: u64, uid: u32) -> GuestInfo {

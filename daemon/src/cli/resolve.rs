@@ -59,8 +59,7 @@ fn is_trusted(_: &Path) -> bool {
 /// [`CliError::NoSuchPath`] and [`CliError::NotACrate`] for paths.
 pub(crate) fn resolve(word: &str, examples: &[PathBuf]) -> Result<Named, CliError> {
     let path = Path::new(word);
-    let is_plain = path.file_name().is_some_and(|name| name == path.as_os_str());
-    if is_plain && !word.ends_with(".wasm") {
+    if is_name(word) {
         let here = std::iter::once(path.to_owned());
         let found =
             here.chain(examples.iter().map(|folder| folder.join(word))).find(|folder| is_crate(folder));
@@ -88,6 +87,22 @@ pub(crate) fn resolve(word: &str, examples: &[PathBuf]) -> Result<Named, CliErro
     } else {
         Err(CliError::NoSuchPath { path: path.to_owned() })
     }
+}
+
+/// Whether a guest of that name that a daemon has comes before what was found: a path means what it says, and a crate's folder here is
+/// the user's own.
+pub(crate) fn yields_to_registered(word: &str, named: &Named) -> bool {
+    match named {
+        Named::Crate(path) => is_name(word) && path != Path::new(word),
+        Named::Component(_) => is_name(word),
+        Named::Registered(_) => false,
+    }
+}
+
+/// Whether a word is no path.
+fn is_name(word: &str) -> bool {
+    let path = Path::new(word);
+    path.file_name().is_some_and(|name| name == path.as_os_str()) && !word.ends_with(".wasm")
 }
 
 /// The folder of the crate that `word` names.
@@ -146,6 +161,10 @@ mod tests {
 
         assert_eq!(resolve("chat").expect("near"), Named::Crate(near.join("chat")));
         assert_eq!(resolve("beam").expect("far"), Named::Crate(far.join("beam")));
+        let yields = |word: &str| yields_to_registered(word, &resolve(word).expect("it is there"));
+        assert!(yields("chat") && yields("Cargo.toml") && !yields("no-such"));
+        assert!(!yields(&text(&near.join("chat"))) && !yields(&text(&wasm)));
+        assert!(!yields_to_registered("chat", &Named::Crate("chat".into())), "it is the user's own");
         assert_eq!(resolve("no-such").expect("a name"), Named::Registered("no-such".to_owned()));
         assert_eq!(resolve(&text(&wasm)).expect("a file"), Named::Component(wasm));
         assert_eq!(resolve(&text(&far.join("beam"))).expect("a folder"), Named::Crate(far.join("beam")));

@@ -32,6 +32,9 @@ Examples:
   trellis run --watch ./my-guest \"Hello\"         again after each change of its source
   trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line
 
+A name is a crate's folder here, or else a guest that the daemon's operator has in guests_dir, or else an example of this
+folder's or the program's checkout, a file here, or a component of a package. Whoever means an example gives its folder.
+
 What the guest sends goes to standard output byte for byte, but to a terminal with control characters escaped
 (\\u{1b}); its log and errors, on standard error, have them escaped always.";
 
@@ -60,7 +63,7 @@ pub(crate) struct RunArgs {
     watch: bool,
     #[command(flatten)]
     home: HomeArgs,
-    /// A component, the folder of a guest's crate, or an example's name; then the guest's own arguments
+    /// A component, the folder of a guest's crate, or the name of a guest of the daemon's or an example; then the guest's own arguments
     #[arg(value_name = "PATH|NAME [ARGS]", required = true, trailing_var_arg = true)]
     pub(crate) words: Vec<String>,
 }
@@ -132,9 +135,9 @@ pub(crate) async fn start(
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let named = resolve::resolve(word, &resolve::example_folders())?;
     let (mut found, program) = interrupts
         .stop(async {
+            let named = meant(word, home).await?;
             let program = program(&named, format).await?;
             Ok((self::home(home, &named, format).await?, program))
         })
@@ -149,6 +152,18 @@ pub(crate) async fn start(
             result => return result,
         }
     }
+}
+
+/// What a word means where a guest is to run: what the operator of the daemon has put there comes before the examples.
+async fn meant(word: &str, args: &HomeArgs) -> Result<Named, CliError> {
+    let named = resolve::resolve(word, &resolve::example_folders())?;
+    if !resolve::yields_to_registered(word, &named) || args.stays_inside() {
+        return Ok(named);
+    }
+    // Where no daemon can be asked, that is said once it is wanted.
+    let Ok(client) = args.socket.connect().await else { return Ok(named) };
+    let registered = client.info().await.map(|info| info.programs).unwrap_or_default();
+    Ok(if registered.iter().any(|name| name == word) { Named::Registered(word.to_owned()) } else { named })
 }
 
 /// The daemon that comes after one that goes down and takes on nothing more.

@@ -315,15 +315,18 @@ impl Words {
 
 /// Says for `trellis status` how far the start is, where that has changed.
 fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
+    // That it is not said keeps nobody from serving.
     let line = match progress {
         LoadProgress::Loading { model, done_bytes, total_bytes } => {
             let info =
                 LoadingInfo { model: model.clone(), done_bytes: *done_bytes, total_bytes: *total_bytes };
             loading(&info)
         }
-        LoadProgress::Ready => String::new(),
+        LoadProgress::Ready => {
+            let _ = note.say_ready();
+            return;
+        }
     };
-    // That it is not said keeps nobody from serving.
     if line != *last && note.say(&line).is_ok() {
         *last = line;
     }

@@ -11,7 +11,7 @@ use trellis_client::{Client, DaemonInfo, DeviceInfo, Error, LoadingInfo, ModelIn
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::output::{self, Format, escaped_line};
-use crate::ipc::start_of;
+use crate::ipc::{Lock, Owner, Phase, Seen, owner_of};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -66,7 +66,7 @@ pub(crate) async fn status(args: StatusArgs, format: Format) -> Result<(), CliEr
     let status = match timeout(START_PATIENCE, args.socket.connect_silently()).await {
         Ok(Ok(client)) => match timeout(PATIENCE, ask(&client)).await {
             Ok(status) => status?,
-            Err(_) => silent("silent", client.socket().map(PathBuf::from)),
+            Err(_) => silent(SILENT, client.socket().map(PathBuf::from)),
         },
         Ok(Err(Error::NotRunning { tried })) => {
             let sockets = tried.into_iter().map(|tried| tried.path).collect();
@@ -74,7 +74,7 @@ pub(crate) async fn status(args: StatusArgs, format: Format) -> Result<(), CliEr
         }
         Ok(Err(error)) => return Err(error.into()),
         // It is the first whose socket is there.
-        Err(_) => silent("starting", args.socket.candidates().into_iter().find(|path| path.exists())),
+        Err(_) => not_greeted(args.socket.candidates().into_iter().find(|path| path.exists())),
     };
     output::print(format, &status, shown)?;
     match status {
@@ -91,10 +91,30 @@ async fn ask(client: &Client) -> Result<Status, Error> {
     Ok(Status::Serving { state, socket, daemon: Box::new(daemon), models })
 }
 
+const STARTING: &str = "starting";
+const SILENT: &str = "silent";
+
+/// A daemon that has taken no connection: one that is ready takes them at once, unless it stands still.
+fn not_greeted(socket: Option<PathBuf>) -> Status {
+    let phase = socket.as_ref().and_then(|socket| Some(owner_of(socket)?.phase));
+    let state = match (phase, &socket) {
+        (Some(Phase::Ready), _) => SILENT,
+        (Some(Phase::Starting(_)), _) => STARTING,
+        // It does not say how far it is to every user.
+        (None, Some(socket)) if matches!(Lock::look(socket), Seen::Closed) => SILENT,
+        (None, _) => STARTING,
+    };
+    silent(state, socket)
+}
+
 /// A daemon that listens there and has not answered.
 fn silent(state: &'static str, socket: Option<PathBuf>) -> Status {
-    let start = socket.as_ref().and_then(|socket| start_of(socket));
-    let (pid, progress) = start.map_or((None, None), |(pid, progress)| (Some(pid), progress));
+    let owner = socket.as_ref().and_then(|socket| owner_of(socket));
+    let (pid, progress) = match owner {
+        Some(Owner { pid, phase: Phase::Starting(progress) }) => (Some(pid), progress),
+        Some(Owner { pid, phase: Phase::Ready }) => (Some(pid), None),
+        None => (None, None),
+    };
     Status::Silent { state, socket, pid, progress }
 }
 
@@ -136,7 +156,10 @@ fn shown(status: &Status) -> String {
             ]
         }
         Status::Silent { state, socket, pid, progress } => {
-            let said = progress.clone().unwrap_or_else(|| "it does not answer yet".to_owned());
+            let said = progress.clone().unwrap_or_else(|| match *state {
+                SILENT => "it does not answer: it has much to do, or stands still".to_owned(),
+                _ => "it does not answer yet".to_owned(),
+            });
             let process = pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
             vec![("state", format!("{state}: {said}")), ("socket", path(socket)), ("process", process)]
         }
@@ -272,13 +295,18 @@ mod tests {
     fn a_daemon_that_does_not_answer_says_how_far_it_is_where_it_can() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sock");
-        let said = || shown(&silent("starting", Some(path.clone())));
+        let said = || shown(&not_greeted(Some(path.clone())));
         assert!(said().contains("starting: it does not answer yet\n"));
         let lock = crate::ipc::Lock::take(&path).expect("nobody has it");
         lock.note().expect("it is open").say("loading big: 34% of 2.1 GB").expect("written");
         let (pid, starts) = (format!(" {}\n", std::process::id()), said());
         let loads = starts.contains("starting: loading big: 34% of 2.1 GB\n");
         assert!(loads && starts.contains(&pid), "{starts}");
+        lock.note().expect("it is open").say_ready().expect("written");
+        let stands_still = said();
+        let silent =
+            stands_still.contains("silent: it does not answer: it has much to do, or stands still\n");
+        assert!(silent && stands_still.contains(&pid), "{stands_still}");
         drop(lock);
         assert!(said().contains("starting: it does not answer yet\n"), "what it says is of one that is gone");
         let stopped = Status::Stopped { state: "stopped", sockets: vec![path.clone()] };

@@ -28,12 +28,19 @@ const LOOK: Duration = Duration::from_millis(20);
 #[group(id = "target", required = true, multiple = false, args = ["guest_id", "daemon"])]
 pub(crate) struct StopArgs {
     /// The guest's number
+    #[arg(value_parser = guest_number)]
     guest_id: Option<u64>,
     /// Stop the daemon
     #[arg(long)]
     daemon: bool,
     #[command(flatten)]
     socket: SocketArgs,
+}
+
+/// The number of a guest. What is none is told where they are.
+fn guest_number(text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| "expected the number of a guest, which `trellis ps` lists under GUEST".to_owned())
 }
 
 #[derive(Serialize)]

@@ -97,6 +97,7 @@ mod tests {
             ("[permissions]\nsee_other = []", "; did you mean \"see_others\"?"),
             ("[permission]\nrun = []", "; did you mean \"permissions\"?"),
             ("[catalog.small]\naliasses = ['s']", "; did you mean \"aliases\"?"),
+            ("[catalog.small]\nalias = ['s']", "; did you mean \"aliases\"?"),
             ("[clases.research]\nusers = ['ada']", "; did you mean \"classes\"?"),
             ("[budget.user]\nn_tokens = 1", "; did you mean \"budgets\"?"),
             ("n_connections = 7", "; did you mean \"sessions.n_connections\"?"),

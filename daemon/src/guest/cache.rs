@@ -146,26 +146,63 @@ fn seal(component: &blake3::Hash, code: &[u8]) -> blake3::Hash {
 
 /// Makes the folder and checks that it is this user's alone: what lies in it is run without further checks.
 pub(crate) fn make_private(dir: &Path) -> Result<(), GuestError> {
-    let refuse = |reason: String| GuestError::Cache { path: dir.to_owned(), reason };
+    let own = rustix::process::geteuid().as_raw();
+    check_private(dir, own)?;
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(dir).map_err(|error| refuse(error.to_string()))?;
-    let metadata = fs::symlink_metadata(dir).map_err(|error| refuse(error.to_string()))?;
+    builder.create(dir).map_err(|error| refused(dir, error.to_string()))?;
+    is_private(dir, own)
+}
+
+/// As [`make_private`] for a daemon of this user, and makes nothing: of a folder that is not there it says whether it could be made, as
+/// far as that is known of a user who is another than this process's.
+pub(crate) fn check_private(dir: &Path, uid: u32) -> Result<(), GuestError> {
+    match fs::symlink_metadata(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        _ => return is_private(dir, uid),
+    }
+    let refuse = |error: io::Error| refused(dir, error.to_string());
+    let above = dir.ancestors().skip(1);
+    let above = above.map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    // The first that is there is where the others would be made.
+    for path in above {
+        match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(refuse(error)),
+            Ok(metadata) if !metadata.is_dir() => return Err(refuse(rustix::io::Errno::NOTDIR.into())),
+            Ok(_) if uid != rustix::process::geteuid().as_raw() => return Ok(()),
+            Ok(_) => {
+                let wanted = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+                return rustix::fs::access(path, wanted).map_err(|error| refuse(error.into()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn refused(dir: &Path, reason: String) -> GuestError {
+    GuestError::Cache { path: dir.to_owned(), reason }
+}
+
+/// Says whether a folder that is there is this user's alone.
+fn is_private(dir: &Path, user: u32) -> Result<(), GuestError> {
+    let metadata = fs::symlink_metadata(dir).map_err(|error| refused(dir, error.to_string()))?;
     if !metadata.is_dir() {
-        return Err(refuse("not a folder".to_owned()));
+        return Err(refused(dir, "not a folder".to_owned()));
     }
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt as _;
-        let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+        let owner = metadata.uid();
         if owner != user {
-            return Err(refuse(format!("belongs to user {owner}, not to user {user} who runs the daemon")));
+            let reason = format!("belongs to user {owner}, not to user {user} who runs the daemon");
+            return Err(refused(dir, reason));
         }
         let mode = metadata.mode() & 0o777;
         if mode & 0o077 != 0 {
-            return Err(refuse(format!("has mode {mode:03o}: others can reach it; make it 700")));
+            return Err(refused(dir, format!("has mode {mode:03o}: others can reach it; make it 700")));
         }
     }
     Ok(())
@@ -345,6 +382,30 @@ mod tests {
     }
 
     #[cfg(unix)]
+    #[test]
+    fn a_folder_is_looked_at_in_the_same_words_as_it_is_made_and_is_not_made() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| dir.path().join(name);
+        let own = rustix::process::geteuid().as_raw();
+        check_private(&at("far/away"), own).expect("it could be made");
+        assert!(!at("far").exists());
+        fs::write(at("file"), "").expect("written");
+        fs::create_dir(at("open")).expect("made");
+        fs::set_permissions(at("open"), fs::Permissions::from_mode(0o755)).expect("it is ours");
+        for (path, reason) in
+            [("file", "not a folder"), ("file/cache", "Not a directory"), ("open", "has mode 755")]
+        {
+            let said = check_private(&at(path), own).expect_err(path).to_string();
+            assert!(said.contains(reason), "{said}");
+            assert_eq!(make_private(&at(path)).expect_err(path).to_string(), said);
+        }
+        make_private(&at("own")).expect("it can be made");
+        check_private(&at("own"), own).expect("it is this user's alone");
+        let other = check_private(&at("own"), own + 1).expect_err("it is not the other's").to_string();
+        assert!(other.contains(&format!("not to user {} who runs the daemon", own + 1)), "{other}");
+    }
+
     #[test]
     fn a_folder_that_others_can_reach_is_refused() {
         use std::os::unix::fs::PermissionsExt as _;

@@ -60,7 +60,7 @@ mod workers;
 
 pub use crate::on_demand::LoadListener;
 pub use amounts::Amounts;
-pub(crate) use cache::make_private;
+pub(crate) use cache::{check_private, make_private};
 pub use compile::{CompileProgress, ProgramSource};
 pub use component::{About, Program};
 pub(crate) use component::{N_COPIES_OF_CODE, check_format};

@@ -209,6 +209,8 @@ impl Listener {
         prepare_directory(path.parent().expect("as when it was bound"), self.directory_mode)?;
         if !self.lock.is_in_place(&path) {
             self.lock = take_lock(&path)?;
+            // One that is restored has started. That it is not said keeps nobody from serving.
+            let _ = self.lock.note().and_then(|note| note.say_ready());
         }
         // It would remove the new file otherwise, which has its name.
         self.socket.get_mut().0.do_not_reclaim_name_on_drop();

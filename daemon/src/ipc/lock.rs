@@ -111,6 +111,9 @@ impl Lock {
 /// Bytes of a lock's file that are read.
 const N_BYTES_MAX: u64 = 256;
 
+/// What a daemon says of itself once it is ready: no line about a load.
+const READY: &str = "ready";
+
 /// How far the start of a daemon is, said in its lock's file.
 #[derive(Debug)]
 pub struct StartNote(File);
@@ -125,12 +128,37 @@ impl StartNote {
             progress.chars().filter(|c| !c.is_control()).take(N_BYTES_MAX as usize / 8).collect();
         write(&self.0, &line)
     }
+
+    /// Says that the start is over: whoever gets no answer from then on waits for no load.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn say_ready(&self) -> io::Result<()> {
+        write(&self.0, READY)
+    }
 }
 
-/// The process that owns a socket and what it last said of its start, as far as this user may know. Whether it is still there its
-/// socket says.
+/// The daemon that owns a socket, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its process.
+    pub pid: u32,
+    /// How far it is.
+    pub phase: Phase,
+}
+
+/// How far a daemon is that owns a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It starts. What it last said of that, if it has.
+    Starting(Option<String>),
+    /// It has started.
+    Ready,
+}
+
+/// The daemon that owns a socket, as far as this user may know. Whether it still answers its socket says.
 #[must_use]
-pub fn start_of(socket: &Path) -> Option<(u32, Option<String>)> {
+pub fn owner_of(socket: &Path) -> Option<Owner> {
     let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).expect("open flags are ints");
     let file = OpenOptions::new().read(true).custom_flags(flags).open(Lock::path(socket)).ok()?;
     if file.try_lock_shared().is_ok() {
@@ -139,8 +167,11 @@ pub fn start_of(socket: &Path) -> Option<(u32, Option<String>)> {
     }
     let text = read(&file)?;
     let (pid, progress) = text.split_once('\n').unwrap_or((&text, ""));
-    let progress = progress.lines().next().filter(|line| !line.is_empty());
-    Some((pid.trim().parse().ok()?, progress.map(str::to_owned)))
+    let phase = match progress.lines().next().filter(|line| !line.is_empty()) {
+        Some(READY) => Phase::Ready,
+        line => Phase::Starting(line.map(str::to_owned)),
+    };
+    Some(Owner { pid: pid.trim().parse().ok()?, phase })
 }
 
 fn write(mut file: &File, progress: &str) -> io::Result<()> {

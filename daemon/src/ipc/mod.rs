@@ -15,5 +15,5 @@ mod tests;
 pub use accepted::{Accepted, Peer};
 pub use listener::{BindError, Listener};
 pub(crate) use lock::{Lock, Seen};
-pub use lock::{StartNote, start_of};
+pub use lock::{Owner, Phase, StartNote, owner_of};
 pub use serve::run;

@@ -84,10 +84,14 @@ impl Uploads {
         Arc::new(Self { n_max, n_waiting_max, users: Mutex::default() })
     }
 
-    /// Lets so many send and wait from now on; those that do already go on.
-    pub(crate) fn set_n_max(&self, n_max: usize, n_waiting_max: usize) {
+    /// Lets so many send and wait from now on; those that do already go on, and those that wait and now may send do.
+    pub(crate) fn set_n_max(self: &Arc<Self>, n_max: usize, n_waiting_max: usize) {
         self.n_max.store(n_max.max(1), Ordering::Relaxed);
         self.n_waiting_max.store(n_waiting_max, Ordering::Relaxed);
+        let mut users = self.lock();
+        let told = users.iter_mut().flat_map(|(uid, user)| self.admit(*uid, user)).collect();
+        drop(users);
+        tell(told);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, User>> {
@@ -252,6 +256,21 @@ mod tests {
         drop(permit(&mut first));
         drop(permit(&mut third));
         drop(permit(&mut fifth));
+    }
+
+    #[test]
+    fn who_waits_sends_once_more_may() {
+        let uploads = Uploads::new(1, 8);
+        let enter = |uid, n| uploads.enter(actor(uid), hash(n)).expect("room");
+        let [mut first, mut second, mut third, mut fourth] = [1, 2, 3, 4].map(|n| enter(1, n));
+        let [mut of_another, mut next_of_another] = [1, 2].map(|n| enter(2, n));
+        let _sending = [permit(&mut first), permit(&mut of_another)];
+        assert!(second.try_recv().is_err() && next_of_another.try_recv().is_err());
+        uploads.set_n_max(3, 8);
+        let _more = [permit(&mut second), permit(&mut third), permit(&mut next_of_another)];
+        assert!(fourth.try_recv().is_err(), "three may send");
+        uploads.set_n_max(1, 8);
+        assert_eq!(uploads.n_of(actor(1)), UploadsUsed { n_sending: 3, n_waiting: 1 }, "those go on");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
@@ -9,8 +10,10 @@ use std::thread;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use trellis_tests::daemons::{self, output};
+use trellis::config::Config;
+use trellis_tests::daemons::{self, Served, output};
 use trellis_tests::guests;
+use trellis_tests::pack::root;
 
 use crate::exe;
 
@@ -183,4 +186,49 @@ fn a_guest_is_built_and_run_again_when_its_source_changes() {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is there");
     assert_eq!(daemons::wait(&mut child).code(), Some(130));
+}
+
+#[test]
+fn what_the_operator_has_put_there_comes_before_an_example_of_its_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("chat.wasm"), guests::hostile()).expect("written");
+    let config = Config { guests_dir: Some(folder.path().to_owned()), ..daemons::config(exe()) };
+    let served = Served::start_with(exe(), &config, &[]);
+    let ran = output(&mut served.trellis(&["run", "--no-stdin", "chat", "error"]));
+    let said = String::from_utf8(ran.stderr).expect("it is text");
+    assert!(ran.status.code() == Some(1) && said.contains("the guest is not content"), "{said}");
+    if guests::for_building(Command::new("cargo")).is_none() {
+        return;
+    }
+    // Whoever means the example says so.
+    let example = root().join("guest-examples/chat");
+    let question = ["run", "--no-stdin", example.to_str().expect("UTF-8"), "What is 37 + 48?"];
+    let ran = output(&mut served.trellis(&question));
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "85\n", "{ran:?}");
+}
+
+#[test]
+fn where_no_toolchain_works_one_error_says_what_to_do() {
+    if guests::for_building(Command::new("cargo")).is_none() {
+        return;
+    }
+    let tools = tempfile::tempdir().expect("a folder");
+    let rustc = tools.path().join("rustc");
+    let lines = "info: syncing channel updates for '1.97-x86_64-unknown-linux-gnu'\n".repeat(30);
+    let script = format!(
+        "#!/bin/sh\necho \"{lines}error: could not download file\nCaused by:\n  0: no network\" >&2\nexit 1\n"
+    );
+    fs::write(&rustc, script).expect("written");
+    fs::set_permissions(&rustc, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let mut build = daemons::trellis(exe());
+    let ran = output(build.args(["build", "chat"]).env("PATH", tools.path()));
+    let said = String::from_utf8(ran.stderr).expect("it is text");
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    let [error, hint] = lines[..] else { panic!("{said}") };
+    assert!(
+        error.starts_with("error: no Rust toolchain works in ") && error.ends_with("could not download file"),
+        "{said}"
+    );
+    assert!(hint.contains("https://rustup.rs") && hint.contains("a .wasm file"), "{said}");
 }

@@ -43,6 +43,11 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("it is text")
 }
 
+/// Whether all lines fit a screen.
+fn fits(text: &str) -> bool {
+    text.lines().all(|line| line.chars().count() <= 80)
+}
+
 /// Asserts that a command did what it was asked to; its standard output.
 fn done(command: &mut Command) -> String {
     let output = output(command);
@@ -186,7 +191,12 @@ fn a_daemon_is_used_listed_and_stopped() {
     let models: Value =
         serde_json::from_str(&done(&mut served.trellis(&["models", "--json"]))).expect("JSON");
     assert_eq!((&models[0]["name"], &models[0]["is_default"]), (&"tiny".into(), &true.into()));
-    assert!(done(&mut served.trellis(&["models"])).contains("tiny"));
+    let models = done(&mut served.trellis(&["models"]));
+    assert!(models.contains("tiny") && fits(&models), "{models}");
+    assert!(done(&mut served.trellis(&["models", "--wide"])).contains("ARCHITECTURE"));
+    let (narrow, wide) =
+        (done(&mut served.trellis(&["info"])), done(&mut served.trellis(&["info", "--wide"])));
+    assert!(fits(&narrow) && wide.lines().count() <= narrow.lines().count(), "{narrow}");
     let info: Value = serde_json::from_str(&done(&mut served.trellis(&["info", "--json"]))).expect("JSON");
     assert_eq!(info["pid"], served.pid());
     assert_eq!(info["models"], serde_json::json!(["tiny"]));
@@ -215,6 +225,8 @@ fn a_daemon_is_used_listed_and_stopped() {
     assert_eq!(ps(), serde_json::json!([]));
     let said = failed(&mut served.trellis(&["stop", &id]), 2);
     assert!(said.contains("no guest") && said.contains("`trellis ps`"), "{said}");
+    let said = failed(&mut served.trellis(&["stop", "abc"]), 2);
+    assert!(said.contains("expected the number of a guest, which `trellis ps` lists"), "{said}");
     let said = failed(&mut served.trellis(&["run", "no-such-guest"]), 2);
     assert!(said.contains("no guest is named \"no-such-guest\"") && said.contains("best-of-n"), "{said}");
 
@@ -348,12 +360,23 @@ fn a_file_of_settings_is_looked_at_before_a_daemon_does() {
         alone(&["config", "check", file])
     };
     let example = done(&mut alone(&["config", "example"]));
+    // Its lines fit a screen.
+    let one_line = |told: &str| told.split_whitespace().collect::<Vec<_>>().join(" ");
     assert_eq!(
-        done(&mut check(&example)),
-        format!("{file}: a daemon would start with it; models: tiny; it sets nothing\n")
+        one_line(&done(&mut check(&example))),
+        format!("{file}: a daemon would start with it; models: tiny; it sets nothing")
     );
     let told = done(&mut check("models = ['draft']\n[limits]\ncpu_ms = 7"));
-    assert!(told.ends_with("models: draft; it sets 2 (limits.cpu_ms, models)\n"), "{told}");
+    assert!(one_line(&told).ends_with("models: draft; it sets 2 (limits.cpu_ms, models)"), "{told}");
+    assert!(
+        fits(&done(&mut alone(&["config", "show"])))
+            && fits(&done(&mut alone(&["config", "show", "models"])))
+    );
+    let classes =
+        "[classes.research-and-development]\nusers = [1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008]";
+    fs::write(&path, classes).expect("written");
+    let show = |more: &[&str]| done(alone(&["config", "show", "--config", file]).args(more));
+    assert!(fits(&show(&[])) && !show(&[]).contains("1008") && show(&["--wide"]).contains("1008"));
     for (text, complaint) in [
         ("[limits]\ncpu_mss = 7", "did you mean \"cpu_ms\"?"),
         ("models = ['/no/such/model']", "/no/such/model"),

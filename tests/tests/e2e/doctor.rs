@@ -198,6 +198,20 @@ fn a_daemon_is_found_alive_silent_and_gone() {
     assert!(silent.problem("daemon-silent").starts_with(&format!("process {pid} listens on the socket")));
     assert!(remedy(silent.find("daemon-silent")).contains(&format!("`kill {pid}`")));
 
+    // It was ready: it does not start.
+    let status = |arguments: &[&str]| {
+        let ran = output(&mut served.trellis(arguments));
+        assert_eq!(ran.status.code(), Some(3), "{ran:?}");
+        String::from_utf8(ran.stdout).expect("it is text")
+    };
+    let said = status(&["status"]);
+    assert!(
+        said.starts_with("state        silent: it does not answer") && said.contains(&pid.to_string()),
+        "{said}"
+    );
+    let json: Value = serde_json::from_str(&status(&["status", "--json"])).expect("JSON");
+    assert_eq!((&json["state"], &json["pid"]), (&"silent".into(), &pid.into()));
+
     // Whoever loses the file of the socket and stands still cannot make it anew.
     fs::rename(&socket, socket.with_extension("aside")).expect("it is ours");
     let lost = look();
@@ -303,6 +317,28 @@ fn a_model_that_is_too_large_is_found_before_it_is_loaded() {
     let report = place.with_settings(&format!("models = [{:?}]\ndevice = \"cpu\"", model.path()));
     let said = report.problem("memory-too-small");
     assert!(said.starts_with("the models need 3.") && said.contains("of weights and for steps"), "{said}");
+    let bound = place.with_settings("model_bytes = 4096\ndevice = \"cpu\"");
+    assert!(bound.problem("model-bytes-too-small").contains("model_bytes is 4.1 kB"), "{bound:?}");
+    assert!(remedy(bound.find("model-bytes-too-small")).starts_with("set `model_bytes = "), "{bound:?}");
     let small = place.with_settings("kv_bytes = 4096\ndevice = \"cpu\"");
     assert!(remedy(small.find("kv-too-small")).starts_with("set `kv_bytes = "), "{small:?}");
+}
+
+#[test]
+fn folders_that_a_daemon_could_not_use_are_found() {
+    let place = Place::new();
+    let file = place.path().join("file");
+    fs::write(&file, "").expect("written");
+    let at = |name: &str| place.path().join(name);
+    let text = |guests: &Path, state: &Path| {
+        format!("device = \"cpu\"\nguests_dir = {guests:?}\nstate_dir = {state:?}\n")
+    };
+    let well = place.with_settings(&text(place.path(), &at("state")));
+    assert_eq!(well.status, Some(0), "{well:?}");
+    let wrong = place.with_settings(&text(&at("nowhere"), &file));
+    assert!(wrong.problem("guests-dir-unusable").contains("nowhere"), "{wrong:?}");
+    assert!(remedy(wrong.find("guests-dir-unusable")).contains("NAME.wasm"), "{wrong:?}");
+    assert!(wrong.problem("state-dir-unusable").contains("what guests save cannot be kept"), "{wrong:?}");
+    assert!(remedy(wrong.find("state-dir-unusable")).contains("`state_dir`"), "{wrong:?}");
+    assert!(!at("state").exists(), "it looks, and makes nothing");
 }

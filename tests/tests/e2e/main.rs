@@ -64,6 +64,7 @@ mod signals;
 mod simulation;
 mod soak;
 mod speculation;
+mod start_check;
 mod steering;
 mod steering_goldens;
 mod streams;

@@ -14,10 +14,12 @@ use crate::exe;
 
 /// Of the class `batch`, by their number.
 const ALICE: Actor = Actor { uid: 40_001, gid: 40_001 };
-/// Of the class `live`, by the group of his connection.
-const BOB: Actor = Actor { uid: 40_002, gid: 40_009 };
-/// Of no class.
-const CAROL: Actor = Actor { uid: 40_003, gid: 40_003 };
+/// Of the class `live`, by his number.
+const BOB: Actor = Actor { uid: 40_002, gid: 40_002 };
+/// A group whose members are of the class `live`.
+const LIVE: u32 = 40_009;
+/// Of no class: the machine does not know her, and the group of her connection counts for nothing.
+const CAROL: Actor = Actor { uid: 40_003, gid: LIVE };
 
 const N_FORKS: usize = 4;
 const N_TOKENS: usize = 160;
@@ -28,7 +30,8 @@ fn of_class(share: u32, rank: u8) -> ClassSettings {
 
 fn with_classes(config: Config) -> Config {
     let batch = ClassSettings { users: vec![NameOrId::Id(ALICE.uid)], ..of_class(1, 0) };
-    let live = ClassSettings { groups: vec![NameOrId::Id(BOB.gid)], ..of_class(3, 2) };
+    let (users, groups) = (vec![NameOrId::Id(BOB.uid)], vec![NameOrId::Id(LIVE)]);
+    let live = ClassSettings { users, groups, ..of_class(3, 2) };
     Config { classes: [("batch".to_owned(), batch), ("live".to_owned(), live)].into(), ..config }
 }
 

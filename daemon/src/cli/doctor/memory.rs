@@ -57,11 +57,13 @@ pub(super) fn check(
 ) -> Check {
     let mut check = Check::new("memory", "");
     let kv_bytes_max = config.kv_bytes.map_or(room.total, |kv_bytes| kv_bytes.min(room.total));
+    let model_bytes = config.model_bytes.unwrap_or(u64::MAX);
+    let allowed = Room { free: room.free.min(model_bytes), ..room };
     let mut needs = Vec::new();
     for model in models {
         match chosen.needs(model, config, kv_bytes_max) {
             Ok(of_model) => {
-                let of_model = shortest(of_model, model, config, chosen, room);
+                let of_model = shortest(of_model, model, config, chosen, allowed);
                 let (weights, kv) = (bytes(of_model.fixed_bytes), bytes(of_model.kv_bytes_min()));
                 check.details.push(format!(
                     "{}: {weights} of weights and for steps, {kv} for the KV of a context",
@@ -104,6 +106,10 @@ pub(super) fn check(
             bytes(room.total)
         );
         check.findings.push(Finding::problem(Code::MemoryTooSmall, said, remedy(models, room.whose)));
+    } else if !fits(&needs, config, model_bytes) {
+        let said = format!("model_bytes is {}, the models need {needed}", bytes(model_bytes));
+        let remedy = format!("set `model_bytes = {}` or more, or take fewer `models`", of_weights + of_kv);
+        check.findings.push(Finding::problem(Code::ModelBytesTooSmall, said, remedy));
     } else if !fits(&needs, config, free) {
         let said = format!("the models need {needed}, and {} are free", bytes(room.free));
         let whose = match room.whose {
@@ -269,6 +275,16 @@ mod tests {
         let right = Config { kv_bytes: right, ..Config::default() };
         assert!(right.kv_bytes.is_some(), "{found_small:?}");
         assert_eq!(found(&[draft()], &right, room, Daemon::Absent), []);
+        let narrow = Config { model_bytes: Some(1 << 10), ..Config::default() };
+        let found_narrow = found(&[draft()], &narrow, room, Daemon::Absent);
+        assert_eq!(found_narrow[0].code, Code::ModelBytesTooSmall);
+        let enough = found_narrow[0]
+            .remedy
+            .split_whitespace()
+            .find_map(|word| word.trim_end_matches('`').parse().ok());
+        let enough = Config { model_bytes: enough, ..Config::default() };
+        assert!(enough.model_bytes.is_some(), "{found_narrow:?}");
+        assert_eq!(found(&[draft()], &enough, room, Daemon::Absent), []);
         let half = Config { dtype: DtypeChoice::Bf16, ..Config::default() };
         assert_eq!(found(&[draft()], &half, room, Daemon::Absent)[0].code, Code::DtypeNeedsGpu);
     }

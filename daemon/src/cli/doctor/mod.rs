@@ -10,6 +10,7 @@
 mod cache;
 mod cpu;
 mod finding;
+mod folders;
 mod gpu;
 mod isolation;
 mod memory;
@@ -26,6 +27,7 @@ use trellis_client::socket::default_socket;
 use trellis_engine::model::Model;
 
 use self::finding::{Check, Code, Finding};
+use self::folders::Runner;
 use self::gpu::Gpus;
 use self::memory::Room;
 use self::report::{Report, Shown};
@@ -34,6 +36,7 @@ use super::access::Identity;
 use super::connect::{socket_of_environment, socket_told};
 use super::error::CliError;
 use super::output::{self, Format};
+use super::service;
 use crate::config::{Config, Device};
 use crate::device::{self, Chosen, KERNELS_DIR};
 
@@ -41,8 +44,10 @@ const EXAMPLES: &str = "\
 Examples:
   trellis doctor                      the verdict, and what to do about each thing that was found
   trellis doctor --verbose            all that was looked at as well, with paths and versions
-  trellis doctor --config trellis.toml    for a daemon with this file: its models, memory, socket, classes, permissions and policy
+  trellis doctor --config trellis.toml    for a daemon with this file: its models, memory, folders, socket, classes, permissions and policy
   trellis doctor --json | jq -r '.findings[] | select(.weight == \"problem\") | .code'
+
+Of the file of the service the folders are looked at as its user finds them.
 
 Exit status: 0 all works, with an NVIDIA GPU or without one; 1 there is a problem.";
 
@@ -65,7 +70,14 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
     let told = socket_told(None, socket_of_environment(), &config);
     let (of_socket, daemon) = socket::check(told.as_deref(), &who, socket::ANSWER_MAX).await;
     let of_isolation = isolation::check(&told.or_else(default_socket).unwrap_or_default()).await;
+    let runner = runner(file.as_deref(), &who);
     let looking = tokio::task::spawn_blocking(move || {
+        let of_folders = folders::check(&config, &runner);
+        // What this process compiles is not for the cache of another user.
+        let config = match runner {
+            Runner::Own(_) => config,
+            Runner::Service { .. } => Config { cache_dir: None, ..config },
+        };
         // First, so that the cache of kernels is made inside a private folder.
         let (of_cache, cache_dir) = cache::check(&config);
         let gpus = Gpus::look(config.device, cache_dir.as_ref().map(|dir| dir.join(KERNELS_DIR)).as_deref());
@@ -82,7 +94,7 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
         }
         checks.extend([cpu::check(), of_models]);
         checks.extend(check_memory((&models, &declared), &config, &gpus, cache_dir.as_deref(), daemon));
-        checks.extend([of_cache, of_socket, of_isolation]);
+        checks.extend([of_cache, of_folders, of_socket, of_isolation]);
         if file.is_some() {
             checks.extend([settings::check_classes(&config), settings::check_permissions(&config)]);
             checks.push(settings::check_policy(&config));
@@ -93,6 +105,18 @@ pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliEr
     let shown = if verbose { Shown::All } else { Shown::Findings };
     output::print(format, &report, |report| report.render(shown))?;
     if report.is_healthy() { Ok(()) } else { Err(CliError::Unhealthy) }
+}
+
+/// Who a daemon with this file runs as: the user of the service, if the file is the service's.
+fn runner(file: Option<&Path>, own: &Identity) -> Runner {
+    match file.and_then(service::user_of) {
+        Some(user) => {
+            let known = Identity::of_user(&user).ok().flatten();
+            let who = known.unwrap_or_else(|| Identity::stranger(&user));
+            Runner::Service { who, has_socket: service::lent_socket().is_some() }
+        }
+        None => Runner::Own(own.clone()),
+    }
 }
 
 /// On the device that models run on; nothing where that cannot be used, which is said of it.

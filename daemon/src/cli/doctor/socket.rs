@@ -10,7 +10,7 @@ use trellis_client::{Client, Error};
 
 use super::finding::{Check, Code, Finding};
 use crate::cli::access::{Identity, Wanted};
-use crate::ipc::{Lock, Seen, start_of};
+use crate::ipc::{Lock, Owner, Phase, Seen, owner_of};
 
 /// A daemon that has not answered for so long has much to do, or hangs.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -58,7 +58,11 @@ pub(super) async fn check(told: Option<&Path>, who: &Identity, patience: Duratio
             check.said = format!("a daemon is running{policy}");
             return (check, Daemon::Running);
         }
-        if let (Reached::Silent { .. }, Some((pid, Some(progress)))) = (&reached, start_of(&path)) {
+        let starts = owner_of(&path).and_then(|Owner { pid, phase }| match phase {
+            Phase::Starting(Some(progress)) => Some((pid, progress)),
+            Phase::Starting(None) | Phase::Ready => None,
+        });
+        if let (Reached::Silent { .. }, Some((pid, progress))) = (&reached, starts) {
             let said = format!("{} starts: {progress}", process(Some(pid)));
             let finding =
                 Finding::note(Code::DaemonSilent, said, "wait; `trellis status` says how far it is");
@@ -198,6 +202,15 @@ fn finding_of(
         }
     };
     Some(finding.with(path.display().to_string()))
+}
+
+/// What keeps another user than this process's from making a socket there, as far as modes tell.
+pub(super) fn closed_place_for(socket: &Path, who: &Identity) -> Option<Finding> {
+    let folder = socket.ancestors().skip(1).find(|folder| folder.exists())?;
+    let closed = who.kept_from(folder, Wanted::Write)?;
+    let said = format!("{} cannot make a socket where it would be", who.name());
+    let remedy = "set `socket` to a path in a folder of that user's, or leave it out";
+    Some(Finding::problem(Code::SocketPlaceClosed, said, remedy).with(closed.details()))
 }
 
 /// Whether a socket can be made there, as far as modes tell.

@@ -19,6 +19,7 @@ use super::config::check;
 use super::error::CliError;
 use super::output::{self, Format};
 use crate::config::{Config, example};
+use crate::start_check::Starter;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -151,12 +152,13 @@ fn install(image: &Image, format: Format) -> Result<(), CliError> {
         // A daemon that runs is not to be stopped for one that would not start.
         if image.is_machine() {
             let user = Identity::of_user(USER).map_err(CliError::io(format!("look up the user {USER}")))?;
+            let starter = Starter::Service(user.as_ref().map(Identity::uid));
             readable::check(
                 &config,
                 &Config::load(&config)?,
                 &user.unwrap_or_else(|| Identity::stranger(USER)),
             )?;
-            check(&config)?.warnings().iter().for_each(|warning| output::note(format, warning));
+            check(&config, starter)?.warnings().iter().for_each(|warning| output::note(format, warning));
         }
         done.kept.push(config);
     } else {
@@ -239,6 +241,34 @@ fn uninstall(image: &Image, purge: bool, format: Format) -> Result<(), CliError>
         }
     }
     tell(&done, format)
+}
+
+/// The texts of the units of the service that this machine has.
+fn units() -> impl Iterator<Item = String> {
+    [UNIT_FILE].into_iter().chain(PACKAGED_UNITS).filter_map(|unit| fs::read_to_string(unit).ok())
+}
+
+/// The name of the user that the service runs as, if this is the configuration of a service of this machine.
+pub(super) fn user_of(file: &Path) -> Option<String> {
+    units().find_map(|unit| {
+        let (config, user) = starts(&unit)?;
+        (config == file || is_same(&config, file)).then_some(user)
+    })
+}
+
+/// Who starts a daemon with this configuration: the service whose it is, or this process's user.
+pub(super) fn starter_of(file: &Path) -> Starter {
+    let Some(user) = user_of(file) else { return Starter::Own };
+    let known = Identity::of_user(&user).ok().flatten();
+    Starter::Service(known.as_ref().map(Identity::uid))
+}
+
+/// The configuration that a unit starts a daemon with, and its user.
+fn starts(unit: &str) -> Option<(PathBuf, String)> {
+    let value = |name: &str| unit.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let mut words = value("ExecStart")?.split_whitespace();
+    words.find(|word| *word == "--config")?;
+    Some((words.next()?.into(), value("User")?.trim().to_owned()))
 }
 
 /// Where the socket is that systemd hands over, on a machine that has the socket unit.
@@ -330,7 +360,7 @@ mod tests {
         assert!(unit.contains("ExecStart=/usr/local/bin/trellis serve --config /etc/trellis/trellis.toml\n"));
         let mode = |path: &str| fs::metadata(at(path)).expect("written").permissions().mode() & 0o777;
         assert_eq!((mode(EXE), mode(UNIT_FILE), mode("/etc/trellis")), (0o755, 0o644, 0o755));
-        check(&at(CONFIG)).expect("a daemon starts with it");
+        check(&at(CONFIG), Starter::Service(None)).expect("a daemon starts with it");
 
         // What the operator has changed stays, over an upgrade too.
         fs::write(at(CONFIG), "models = ['draft']").expect("written");
@@ -365,6 +395,14 @@ mod tests {
         assert_eq!(mark_of_unit(&image).expect("no circle"), None);
         uninstall(&image, false, Format::Json).expect("it is there");
         assert!(fs::symlink_metadata(&own).is_ok(), "it is not this command's");
+    }
+
+    #[test]
+    fn whose_a_configuration_is_stands_in_the_unit() {
+        assert_eq!(starts(UNIT), Some((PathBuf::from(CONFIG), USER.to_owned())));
+        assert_eq!(starts("[Service]\nUser=ada\nExecStart=/usr/bin/trellis serve\n"), None);
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(starter_of(&folder.path().join("trellis.toml")), Starter::Own);
     }
 
     #[test]

@@ -37,8 +37,9 @@ use super::connect::SocketArgs;
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
-use super::ps::{name_of, screen_width};
+use super::ps::name_of;
 use super::seconds::seconds;
+use super::width::screen_width;
 
 const EXAMPLES: &str = "\
 Examples:

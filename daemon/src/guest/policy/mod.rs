@@ -167,17 +167,7 @@ impl Policy {
         model: &Model,
         n_positions: usize,
     ) -> Result<Option<Arc<Operator>>, PolicyError> {
-        let front = apart(async {
-            let mut instance = self.instance(&Account::new("policy", Budget::UNLIMITED, None)).await?;
-            instance.front(&model.name, &model.tokenizer).await
-        });
-        let shape = RowShape { vocab_size: model.config.vocab_size, n_positions };
-        let operator = front.and_then(|front| {
-            let program = front.program.map(row_definition);
-            Ok(Operator::new(&front.forbidden, program, shape)?)
-        });
-        let operator = operator
-            .map_err(|why| PolicyError { path: self.path.clone(), why: why.of_model(&model.name) })?;
+        let operator = self.front(model, n_positions)?;
         if let Some(operator) = &operator {
             tracing::info!(
                 model = model.name,
@@ -187,6 +177,27 @@ impl Policy {
             );
         }
         Ok(operator.map(Arc::new))
+    }
+
+    /// As [`Self::operator`], for a model that is not loaded yet.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn front(
+        self: &Arc<Self>,
+        model: &Model,
+        n_positions: usize,
+    ) -> Result<Option<Operator>, PolicyError> {
+        let front = apart(async {
+            let mut instance = self.instance(&Account::new("policy", Budget::UNLIMITED, None)).await?;
+            instance.front(&model.name, &model.tokenizer).await
+        });
+        let shape = RowShape { vocab_size: model.config.vocab_size, n_positions };
+        let operator = front.and_then(|front| {
+            let program = front.program.map(row_definition);
+            Ok(Operator::new(&front.forbidden, program, shape)?)
+        });
+        operator.map_err(|why| PolicyError { path: self.path.clone(), why: why.of_model(&model.name) })
     }
 
     /// A gate for a guest that is to start, which pays for its instance.
