@@ -43,4 +43,5 @@ mod spawner;
 mod tasks;
 mod thread_time;
 mod totals;
+mod upgrade;
 mod user_places;

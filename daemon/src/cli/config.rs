@@ -152,18 +152,7 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
 /// Looks at all that can be looked at without a device.
 pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
     let config = Config::load(file)?;
-    Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
-    Permissions::of(&config.permissions).map_err(|error| Box::new(DaemonError::from(error)))?;
-    let models = config.models.iter().map(|choice| {
-        let model = open_model(choice, &config).map_err(Box::new)?;
-        Ok(model.name)
-    });
-    let models = models.collect::<Result<_, CliError>>()?;
-    let catalog = config.catalog.keys().map(|name| open_model(name, &config).map_err(Box::new));
-    let on_demand = catalog.map(|model| Ok(model?.name)).collect::<Result<_, CliError>>()?;
-    for path in config.policy.component.iter().chain(&config.guests_dir) {
-        std::fs::metadata(path).map_err(CliError::io(format!("find {}", path.display())))?;
-    }
+    let (models, on_demand) = check_settings(&config)?;
     Ok(Checked {
         path: file.to_owned(),
         models,
@@ -171,6 +160,23 @@ pub(super) fn check(file: &Path) -> Result<Checked, CliError> {
         sets: config.set_by_file.names().map(str::to_owned).collect(),
         warnings: socket_passed_over(&config, service::lent_socket()).into_iter().collect(),
     })
+}
+
+/// Looks at all settings as [`check`] does at those of a file; the models that would be loaded, and those of the catalog.
+pub(super) fn check_settings(config: &Config) -> Result<(Vec<String>, Vec<String>), CliError> {
+    Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
+    Permissions::of(&config.permissions).map_err(|error| Box::new(DaemonError::from(error)))?;
+    let models = config.models.iter().map(|choice| {
+        let model = open_model(choice, config).map_err(Box::new)?;
+        Ok(model.name)
+    });
+    let models = models.collect::<Result<_, CliError>>()?;
+    let catalog = config.catalog.keys().map(|name| open_model(name, config).map_err(Box::new));
+    let on_demand = catalog.map(|model| Ok(model?.name)).collect::<Result<_, CliError>>()?;
+    for path in config.policy.component.iter().chain(&config.guests_dir) {
+        std::fs::metadata(path).map_err(CliError::io(format!("find {}", path.display())))?;
+    }
+    Ok((models, on_demand))
 }
 
 /// Of a socket of the file's beside one that a service manager hands over, which is the one that is used.

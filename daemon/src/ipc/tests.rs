@@ -31,7 +31,7 @@ fn daemon_with(path: &Path, limits: SessionLimits) -> Daemon {
     let fake = Arc::new(Fake::default());
     let shutdown = CancellationToken::new();
     let sessions = Sessions::new(fake.clone(), limits, GuestLimits::default());
-    let task = tokio::spawn(run(listener, sessions, shutdown.clone()));
+    let task = tokio::spawn(run(listener, sessions, shutdown.clone(), Arc::default()));
     Daemon { fake, shutdown, task }
 }
 
@@ -48,7 +48,7 @@ async fn a_socket_that_is_lent_stays_with_those_who_wait_there() {
         let sessions =
             Sessions::new(Arc::new(Fake::default()), SessionLimits::default(), GuestLimits::default());
         let shutdown = CancellationToken::new();
-        (tokio::spawn(run(listener, sessions, shutdown.clone())), shutdown)
+        (tokio::spawn(run(listener, sessions, shutdown.clone(), Arc::default())), shutdown)
     };
     for _ in 0..2 {
         // Nobody listens yet: it waits.

@@ -71,6 +71,7 @@ mod swaps;
 mod tidy;
 mod top;
 mod tour;
+mod upgrade;
 mod watermarks;
 
 /// The `trellis` binary under test.
