@@ -203,7 +203,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
     let mut upgrades = UpgradeSignals::watch()?;
     crate::upgrade::let_signals_through();
-    // Before it changes its name.
+    // Before the file of this program is renamed for a newer one.
     let command = command_line()?;
     let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
     let manager = match lent.inherited {
@@ -286,7 +286,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         never = upgrade(&daemon, &mut upgrades) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
-    let Some((successor, listener)) = daemon.upgrade().take().filter(|_| !interrupts.has_come()) else {
+    let Some((successor, listener)) = daemon.upgrade().take() else {
         words.say("stopped");
         return Ok(());
     };
@@ -299,6 +299,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     };
     // The devices are given back, and processes of guests end.
     drop((model, daemon));
+    if interrupts.has_come() {
+        words.say("stopped");
+        return Ok(());
+    }
     let (program, version) = (successor.program().display().to_string(), successor.version().to_owned());
     words.say(&format!("{program} ({version}) takes the place of this program"));
     let metrics = metrics.as_ref().map(|socket| (socket.as_fd(), metrics_are_lent));
