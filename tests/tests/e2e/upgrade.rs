@@ -125,7 +125,7 @@ fn three_upgrades_under_load_refuse_nobody_and_leave_nothing() {
             .enumerate()
             .map(|(seed, expected)| {
                 scope.spawn(move || {
-                    let mut n_ran = 0;
+                    let mut n_ran = 0_usize;
                     while !is_over.load(Ordering::Relaxed) {
                         let ran = run(served, wasm, seed);
                         assert!(ran.status.success(), "{ran:?}");
@@ -189,7 +189,7 @@ fn a_program_that_would_not_start_is_refused_and_the_daemon_serves_on() {
         path.to_str().expect("UTF-8").to_owned()
     };
     let refused = |arguments: &[&str], why: &str| {
-        let all = [&["upgrade"], arguments].concat();
+        let all = [&["upgrade"][..], arguments].concat();
         let ended = daemons::output(&mut served.trellis(&all));
         let said = text(&ended.stderr);
         assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {said}");
@@ -221,20 +221,23 @@ fn a_program_that_would_not_start_is_refused_and_the_daemon_serves_on() {
 
 #[test]
 fn what_goes_on_past_the_drain_hears_why_and_the_next_program_serves() {
-    const DRAIN_MS: u64 = 300;
+    const DRAIN_MS: u64 = 1_000;
     let served = serve(DRAIN_MS);
     block_on(async {
         let client = Client::connect_to(&served.socket()).await.expect("connected");
         let program = Program::wasm(guests::hostile());
-        let mut guest = client.start(program.clone(), with(&["endless"])).await.expect("connected");
+        let mut guest = client.start(program, with(&["endless"])).await.expect("connected");
         started(&mut guest).await;
         let operator = Client::connect_to(&served.socket()).await.expect("connected");
         let info = operator.upgrade(None).await.expect("it would start");
         assert_eq!((info.n_at_work, info.drain_ms), (1, DRAIN_MS));
         let again = operator.upgrade(None).await.expect_err("it is under way");
         assert!(again.is_retryable(), "{again}");
-        let refused = daemons::run(&client, &guests::hostile(), with(&["exit-well"])).await;
-        assert!(refused.error.as_ref().is_some_and(trellis_client::Error::is_retryable), "{refused:?}");
+        let refused = match client.start(Program::wasm(guests::hostile()), with(&["exit-well"])).await {
+            Ok(guest) => collect(guest).await.error,
+            Err(error) => Some(error),
+        };
+        assert!(refused.as_ref().is_some_and(trellis_client::Error::is_retryable), "{refused:?}");
         let ended = collect(guest).await;
         assert_eq!(ended.reason().code.as_str(), "shutting_down");
         // It has waited at the socket.
