@@ -36,6 +36,7 @@ use crate::saved::{Keepers, Store, StoreLimits};
 use crate::service::{HostService, Parts};
 use crate::session::{Actor, Sessions};
 use crate::start_check;
+use crate::upgrade::Upgrade;
 
 /// Bytes in flight each way between a client in this process and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
@@ -70,6 +71,7 @@ pub struct Daemon {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
     reload: Arc<Reload>,
+    upgrade: Arc<Upgrade>,
     shutdown: CancellationToken,
     loader: Arc<Loader>,
 }
@@ -343,6 +345,7 @@ impl Daemon {
         let accounts =
             Accounts::with_classes(&config.budgets, config.host_bytes(machine::memory_bytes()), classes);
         let reload = Reload::new(config.clone(), permissions.clone(), accounts.clone(), shutdown.clone());
+        let upgrade = Upgrade::new(shutdown.clone());
         let service = Arc::new(HostService::new(Parts {
             host,
             loader: loader.clone(),
@@ -350,13 +353,15 @@ impl Daemon {
             accounts,
             permissions,
             reload: reload.clone(),
+            upgrade: upgrade.clone(),
             shutdown: shutdown.clone(),
             started,
         }));
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());
         reload.set_sessions(&sessions);
+        upgrade.set_sessions(&sessions);
         progress(LoadProgress::Ready);
-        Ok(Self { sessions, service, reload, shutdown, loader })
+        Ok(Self { sessions, service, reload, upgrade, shutdown, loader })
     }
 
     /// The model of that name, or the default model.
@@ -393,6 +398,11 @@ impl Daemon {
     /// It is wrong; nothing has changed then.
     pub async fn reload(&self) -> Result<ReloadInfo, ReloadError> {
         self.reload.reload().await
+    }
+
+    /// What puts another program in the place of this one.
+    pub(crate) fn upgrade(&self) -> &Arc<Upgrade> {
+        &self.upgrade
     }
 
     /// What sessions talk to.
@@ -434,7 +444,8 @@ impl Daemon {
     /// The device failed.
     pub async fn serve(&self, listener: Listener) -> Result<(), DeviceFailure> {
         self.loader.follow_catalog(&Handle::current());
-        let mut serving = pin!(ipc::run(listener, self.sessions.clone(), self.shutdown.clone()));
+        let hand_over = self.upgrade.hand_over().clone();
+        let mut serving = pin!(ipc::run(listener, self.sessions.clone(), self.shutdown.clone(), hand_over));
         let mut reopened: Option<Instant> = None;
         loop {
             let failure = tokio::select! {

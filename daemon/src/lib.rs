@@ -44,4 +44,5 @@ mod start_check;
 mod tasks;
 mod thread_time;
 mod totals;
+mod upgrade;
 mod user_places;

@@ -33,7 +33,7 @@ pub(crate) enum Permission {
     SeeOthers,
     /// Stop guests of others.
     StopOthers,
-    /// Stop the daemon, have it read its configuration again, read its log, and know where its files are.
+    /// Stop the daemon, put another program in its place, have it read its configuration again, read its log, and know where its files are.
     Operate,
 }
 
@@ -61,7 +61,7 @@ impl Permission {
             Self::Load => "load and unload models, or ask about others than those that are loaded on demand",
             Self::SeeOthers => "see the guests of others",
             Self::StopOthers => "stop the guests of others",
-            Self::Operate => "stop or reload the daemon, or read its log",
+            Self::Operate => "stop, upgrade or reload the daemon, or read its log",
         }
     }
 
@@ -255,11 +255,9 @@ mod tests {
         assert!(error.message.starts_with(start), "{}", error.message);
         assert!(error.message.ends_with("gives in [permissions] of the configuration"), "{}", error.message);
         let error = refused(Permission::Operate).await;
-        assert!(
-            error
-                .message
-                .starts_with("user 2 may not stop or reload the daemon, or read its log: that is for root")
-        );
+        assert!(error.message.starts_with(
+            "user 2 may not stop, upgrade or reload the daemon, or read its log: that is for root"
+        ));
     }
 
     #[test]

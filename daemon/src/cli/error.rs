@@ -128,6 +128,10 @@ pub(crate) enum CliError {
     BuildFailed { path: PathBuf, status: ExitStatus },
     #[error("{path} builds no component", path = .path.display())]
     NoComponent { path: PathBuf },
+    #[error("{path} is no UTF-8", path = .path.display())]
+    NotUtf8 { path: PathBuf },
+    #[error("the daemon has ended for another program, which does not serve: {0}; its log says why")]
+    NoSuccessor(trellis_client::Error),
     #[error("cannot {doing}: {source}")]
     Io { doing: String, source: io::Error },
     #[error("{path} cannot be replayed: {source}", path = .path.display())]

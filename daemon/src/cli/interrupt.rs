@@ -21,6 +21,29 @@ impl HangUps {
     }
 }
 
+/// Signals that have another program take the place of the daemon's: SIGUSR2.
+#[cfg(unix)]
+pub(crate) struct UpgradeSignals(tokio::signal::unix::Signal);
+
+#[cfg(unix)]
+impl UpgradeSignals {
+    /// Starts to watch.
+    ///
+    /// # Errors
+    /// The system does not let signals be watched.
+    pub(crate) fn watch() -> Result<Self, CliError> {
+        let signal = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::user_defined2());
+        Ok(Self(signal.map_err(CliError::io("watch for signals"))?))
+    }
+
+    /// The next one; several that come at once may be one.
+    pub(crate) async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
 /// Watches for interrupts: the first asks the command to end, the second ends the process, or where a command waits for that one as
 /// well ([`Self::second`]), the third. A hang-up, which comes when the terminal closes, is one that asks and none of the others: the
 /// shell and the system may both send it.
@@ -71,6 +94,11 @@ impl Interrupts {
     /// Resolves with the first interrupt, and at once after it.
     pub(crate) async fn first(&self) {
         self.first.cancelled().await;
+    }
+
+    /// Whether the first one has come.
+    pub(crate) fn has_come(&self) -> bool {
+        self.first.is_cancelled()
     }
 
     /// Resolves with the second interrupt, which from this call on does not end the process.

@@ -15,6 +15,7 @@ use listenfd::ListenFd;
 use sd_notify::NotifyState;
 
 use crate::daemon::{Daemon, LoadProgress};
+use crate::upgrade::{self, Inherited};
 
 /// Time between two messages while models are loaded.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -25,6 +26,8 @@ const EXTENSION: Duration = Duration::from_secs(30);
 /// Where to, how often, and what was said last.
 #[derive(Debug, Default)]
 pub(super) struct Manager {
+    /// The daemon before in this process served, and was expected to say that it lives.
+    is_successor: bool,
     loading: Mutex<Option<Loading>>,
     /// Held while something is said; whether that was that the daemon ends, after which nothing of a reload is.
     ends: Mutex<bool>,
@@ -40,6 +43,11 @@ struct Loading {
 }
 
 impl Manager {
+    /// Of a daemon that takes the place of another in the same process.
+    pub(super) fn of_successor() -> Self {
+        Self { is_successor: true, ..Self::default() }
+    }
+
     /// How far the start is; said once a second, and only where it has come on since.
     pub(super) fn loads(&self, progress: &LoadProgress) {
         let LoadProgress::Loading { model, done_bytes, total_bytes } = progress else { return };
@@ -58,6 +66,10 @@ impl Manager {
         let status = status(model, *done_bytes, *total_bytes, now.duration_since(loading.begun));
         let extension = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
         say(&[NotifyState::Status(&status), NotifyState::ExtendTimeoutUsec(extension)]);
+        if self.is_successor {
+            // As of a start that comes on.
+            say(&[NotifyState::Watchdog]);
+        }
     }
 
     /// The socket answers.
@@ -101,6 +113,17 @@ impl Manager {
         ]);
     }
 
+    /// Another program is about to take the place of this one, which takes so long at most until it loads its models. It serves when
+    /// it says so. Nothing more is said of the end of this one.
+    pub(super) fn hands_over(&self, time: Duration, status: &str) {
+        let time = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        let mut states = vec![NotifyState::Status(status), NotifyState::ExtendTimeoutUsec(time)];
+        if let Ok(now) = NotifyState::monotonic_usec_now() {
+            states.extend([NotifyState::Reloading, now]);
+        }
+        self.say_that_it_ends(&states);
+    }
+
     /// The daemon comes to its end.
     pub(super) fn ends(&self, status: &str) {
         self.say_that_it_ends(&[NotifyState::Stopping, NotifyState::Status(status)]);
@@ -134,19 +157,26 @@ pub(super) struct Lent {
     pub(super) clients: Option<UnixListener>,
     /// Where metrics are asked for.
     pub(super) metrics: Option<TcpListener>,
+    /// What the daemon before in this process has left, in place of both.
+    pub(super) inherited: Option<Inherited>,
 }
 
 /// Takes what was handed over, whatever the order is.
 ///
 /// # Errors
-/// What is for clients is no Unix socket, or what is for metrics is none of TCP.
+/// What is for clients is no Unix socket, or what is for metrics is none of TCP, or the daemon before has left nothing that is known.
 pub(super) fn lent_sockets() -> io::Result<Lent> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut handed = ListenFd::from_env();
+    if let Some(idx) = names.split(':').position(|name| name == upgrade::NAME)
+        && let Some(left) = handed.take_unix_listener(idx)?
+    {
+        return Ok(Lent { clients: None, metrics: None, inherited: Some(Inherited::take(left)?) });
+    }
     let (clients, metrics) = places(&names, handed.len());
     let clients = clients.map(|idx| handed.take_unix_listener(idx)).transpose()?.flatten();
     let metrics = metrics.map(|idx| handed.take_tcp_listener(idx)).transpose()?.flatten();
-    Ok(Lent { clients, metrics })
+    Ok(Lent { clients, metrics, inherited: None })
 }
 
 /// Which of so many sockets is for clients, and which for metrics: the first of that name, and the first of any other or of none.

@@ -56,6 +56,7 @@ mod test_runner;
 mod toolchain;
 mod top;
 mod unload;
+mod upgrade;
 mod watch;
 mod width;
 
@@ -107,6 +108,7 @@ enum Command {
     Load(load::LoadArgs),
     Unload(unload::UnloadArgs),
     Reload(reload::ReloadArgs),
+    Upgrade(upgrade::UpgradeArgs),
     Status(status::StatusArgs),
     Top(top::TopArgs),
     Ps(ps::PsArgs),
@@ -211,6 +213,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Load(args) => load::load(args, format).await,
         Command::Unload(args) => unload::unload(args, format).await,
         Command::Reload(args) => reload::reload(args, format).await,
+        Command::Upgrade(args) => upgrade::upgrade(args, format).await,
         Command::Status(args) => status::status(args, format).await,
         Command::Top(args) => top::top(args, format).await,
         Command::Ps(args) => ps::ps(args, format).await,

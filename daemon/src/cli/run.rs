@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program, StartOptions};
+use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Lost, Program, StartOptions};
 
 use super::cargo;
 use super::connect::{Found, Home, HomeArgs, read_component};
@@ -135,14 +135,20 @@ pub(crate) async fn start(
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let (mut found, program) = interrupts
+    let (found, program) = interrupts
         .stop(async {
             let named = meant(word, home).await?;
             let program = program(&named, format).await?;
-            Ok((self::home(home, &named, format).await?, program))
+            Ok((self::home(home, &named, format).await, program))
         })
         .await?;
     let mut successor = Successor::default();
+    let mut found = match found {
+        Err(CliError::Client(error)) => {
+            interrupts.stop(successor.wait_for(home, not_begun(error)?, format)).await?
+        }
+        found => found?,
+    };
     loop {
         let (program, options, wanted) = (program.clone(), options.clone(), wanted.clone());
         match go(&found, word, program, options, input, wanted, format, &interrupts).await {
@@ -206,6 +212,18 @@ impl Successor {
     }
 }
 
+/// What a daemon said that takes on nothing more, of this guest or of the whole connection.
+fn not_begun(error: Error) -> Result<Box<ErrorBody>, Error> {
+    match error {
+        Error::Daemon(body) | Error::ConnectionLost(Lost::Fault(body))
+            if body.code == ErrorCode::ShuttingDown =>
+        {
+            Ok(body)
+        }
+        error => Err(error),
+    }
+}
+
 /// Nobody listens, for now.
 fn is_away(error: &Error) -> bool {
     matches!(error, Error::NotRunning { .. } | Error::ConnectionLost(_))
@@ -243,10 +261,8 @@ pub(crate) async fn go(
     let kept = Kept { recording, profiling };
     let options = StartOptions { model: home.model.clone(), label: label(word), ..options };
     let guest = match home.client.start(program, options).await {
-        Err(Error::Daemon(body)) if body.code == ErrorCode::ShuttingDown => {
-            return Err(CliError::NotBegun(body));
-        }
-        guest => guest?,
+        Ok(guest) => guest,
+        Err(error) => return Err(not_begun(error).map_or_else(CliError::from, CliError::NotBegun)),
     };
     match drive(guest, input, kept, format, interrupts).await {
         Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {
@@ -371,11 +387,10 @@ async fn drive(
         }
     };
     let error = match error {
-        Some(Error::Daemon(body))
-            if !has_started && !is_interrupted && body.code == ErrorCode::ShuttingDown =>
-        {
-            return Err(CliError::NotBegun(body));
-        }
+        Some(error) if !has_started && !is_interrupted => match not_begun(error) {
+            Ok(body) => return Err(CliError::NotBegun(body)),
+            Err(error) => Some(error),
+        },
         error => error,
     };
     let body = error.as_ref().map(|error| match error {

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use trellis_client::{LoadingInfo, ReloadInfo, SettingChange};
 
 use super::connect::{self, DtypeArg};
 use super::error::CliError;
-use super::interrupt::{HangUps, Interrupts};
-use super::manager::{self, Manager};
+use super::interrupt::{HangUps, Interrupts, UpgradeSignals};
+use super::manager::{self, Lent, Manager};
 use super::output::{self, Format};
 use super::status::loading;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
@@ -25,6 +26,9 @@ use crate::ipc::{Listener, StartNote};
 use crate::logs::{self, SetLog};
 use crate::metrics::Endpoint;
 use crate::reload::{Origin, ReloadError};
+use crate::start_check::{self, Startable, Starter};
+use crate::tasks::joined;
+use crate::upgrade::{CommandLine, Inherited, InheritedMetrics};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,6 +43,9 @@ Under nohup the end of the terminal changes nothing. `trellis stop --daemon` doe
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
 what has changed and what waits for a restart. A file that is wrong changes nothing.
+
+SIGUSR2 has what lies at the path of the program now take its place, as `trellis upgrade` does: same process, same socket, nobody is
+refused. What has come of that is in the log.
 
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
@@ -66,6 +73,9 @@ pub(crate) struct ServeArgs {
     /// Listen here; otherwise where TRELLIS_SOCKET says, or else the file's `socket`, or else in the user's runtime directory
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Say whether a daemon would start with all that, and end: nothing is loaded, and nobody is served
+    #[arg(long)]
+    check: bool,
     /// What to log: error, warn, info, debug, trace, or a filter such as trellis=debug; otherwise what the file's `log` says, or info
     #[arg(long, value_name = "LEVEL")]
     log: Option<LogFilter>,
@@ -86,7 +96,7 @@ struct Settings {
 impl Settings {
     /// As the command line says. A file is found again wherever the process goes.
     fn of(args: ServeArgs, manager: &Arc<Manager>) -> Result<Self, CliError> {
-        let ServeArgs { config, models, device, dtype, socket, log } = args;
+        let ServeArgs { config, models, device, dtype, socket, check: _, log } = args;
         let file = config.map(std::path::absolute).transpose();
         let file = file.map_err(CliError::io("find the current folder"))?;
         let (manager, set_log) = (manager.clone(), OnceLock::new());
@@ -187,8 +197,20 @@ struct Ready {
 
 pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliError> {
     let started = Instant::now();
+    if args.check {
+        return check(args, format);
+    }
     let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
-    let manager = Arc::new(Manager::default());
+    let mut upgrades = UpgradeSignals::watch()?;
+    crate::upgrade::let_signals_through();
+    // Before the file of this program is renamed for a newer one.
+    let command = command_line()?;
+    let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
+    let manager = match lent.inherited {
+        Some(_) => Manager::of_successor(),
+        None => Manager::default(),
+    };
+    let manager = Arc::new(manager);
     let settings = Arc::new(Settings::of(args, &manager)?);
     let config = settings.read()?;
     let set_log = logs::start(config.log.filter(), config.log_format, config.log_bytes)
@@ -201,31 +223,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
-    let told = config.socket.clone();
-    let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
-    let listener = match lent.clients {
-        Some(lent) => {
-            let listener = Listener::adopt(lent, OPEN_MODE)?;
-            if let Some(told) = told.filter(|told| told != listener.path()) {
-                tracing::warn!(
-                    told = %told.display(),
-                    path = %listener.path().display(),
-                    "the socket that the service manager hands over is used, and the one that is told passed over"
-                );
-            }
-            listener
-        }
-        None => {
-            let socket = told.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
-            let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
-            Listener::bind(&socket, directory_mode(&socket))?
-        }
-    };
-    let endpoint = match (lent.metrics, config.metrics_listen) {
-        (Some(lent), _) => Some(adopt_for_metrics(lent)?),
-        (None, Some(address)) => Some(listen_for_metrics(address).await?),
-        (None, None) => None,
-    };
+    let Sockets { listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
     let socket = listener.path().to_owned();
     let told = manager.clone();
     let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
@@ -236,6 +234,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     });
     let daemon = interrupts.stop(starting).await?;
     daemon.set_origin(settings);
+    daemon.upgrade().set_command(command);
     let model = daemon.model(None);
     let ready = Ready {
         ready: true,
@@ -263,28 +262,86 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         )),
     }
 
-    if let Some((endpoint, address)) = endpoint {
+    let metrics = endpoint.map(|(endpoint, address)| {
         tracing::info!(%address, "metrics are read over HTTP");
+        let socket = endpoint.socket();
         let sessions = daemon.sessions().clone();
         let read = move || {
             let sessions = sessions.clone();
             async move { sessions.metrics(None).await.ok() }
         };
-        tokio::spawn(endpoint.serve(read, daemon.shutdown().clone()));
-    }
-    let (ending, ends) = (daemon.shutdown().clone(), manager.clone());
+        (socket, tokio::spawn(endpoint.serve(read, daemon.shutdown().clone())))
+    });
+    let (ending, ends, replaced) = (daemon.shutdown().clone(), manager.clone(), daemon.upgrade().clone());
     tokio::spawn(async move {
         ending.cancelled().await;
-        ends.ends("guests are being ended");
+        if !replaced.is_replaced() {
+            ends.ends("guests are being ended");
+        }
     });
     tokio::select! {
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
+        never = upgrade(&daemon, &mut upgrades) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
-    words.say("stopped");
-    Ok(())
+    let Some((successor, listener)) = daemon.upgrade().take() else {
+        words.say("stopped");
+        return Ok(());
+    };
+    let metrics = match metrics {
+        Some((socket, task)) => {
+            joined(task).await;
+            Some(socket)
+        }
+        None => None,
+    };
+    // The devices are given back, and processes of guests end.
+    drop((model, daemon));
+    if interrupts.has_come() {
+        words.say("stopped");
+        return Ok(());
+    }
+    let (program, version) = (successor.program().display().to_string(), successor.version().to_owned());
+    words.say(&format!("{program} ({version}) takes the place of this program"));
+    let metrics = metrics.as_ref().map(|socket| (socket.as_fd(), metrics_are_lent));
+    let error = crate::upgrade::replace(&successor, &listener, metrics);
+    tracing::error!(%error, program, "the program that was to take the place of this one cannot be started");
+    Err(CliError::io(format!("start {program} in the place of this program"))(error))
+}
+
+/// Says whether a daemon would start with this command line.
+fn check(args: ServeArgs, format: Format) -> Result<(), CliError> {
+    let settings = Settings::of(args, &Arc::default())?;
+    if let Some(path) = &settings.file {
+        check_regular(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+    }
+    let config = settings.read()?;
+    let Startable { models, .. } = start_check::check(&config, Starter::Own).map_err(Box::new)?;
+    let models: Vec<String> = models.into_iter().map(|model| model.name).collect();
+    let on_demand = config.catalog.keys().cloned().collect();
+    output::print(format, &Checked { models, on_demand }, |Checked { models, on_demand }| {
+        let named = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        format!("a daemon would start so; models: {}; on demand: {}", named(models), named(on_demand))
+    })
+}
+
+/// What a daemon would have that would start.
+#[derive(Serialize)]
+struct Checked {
+    models: Vec<String>,
+    /// Those of the catalog.
+    on_demand: Vec<String>,
+}
+
+/// How this process was started.
+fn command_line() -> Result<CommandLine, CliError> {
+    let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
+    // It may have been replaced already, of which the system says this.
+    let there = program.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(PathBuf::from);
+    let program = there.filter(|_| !program.exists()).unwrap_or(program);
+    Ok(CommandLine { program, arguments: std::env::args_os().skip(1).collect() })
 }
 
 /// How the daemon says what it is at, beside its log.
@@ -343,25 +400,130 @@ async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
     }
 }
 
+/// Has another program take the place of this one whenever the process is told to.
+async fn upgrade(daemon: &Daemon, signals: &mut UpgradeSignals) -> Infallible {
+    loop {
+        signals.next().await;
+        if let Err(error) = daemon.upgrade().begin(None).await {
+            tracing::error!(%error, "no program takes the place of this one, and nothing has changed");
+        }
+    }
+}
+
+/// What a service manager is told meanwhile.
+const DRAINS: &str = "what runs comes to its end; nothing more is taken on";
+
 /// What guests may take to end after the drain, of which a service manager hears.
 const END_TIME: Duration = Duration::from_secs(60);
 
-/// Has the daemon end once it is told to, after what it is at.
+/// Has the daemon end once it is told to, or once another program is to take its place, after what it is at.
 async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, words: Words) -> Infallible {
     let second = interrupts.second();
-    interrupts.first().await;
+    let is_told_to_end = tokio::select! {
+        biased;
+        () = interrupts.first() => true,
+        () = daemon.upgrade().hand_over().begins() => false,
+    };
     let (time, n) = daemon.drains();
-    manager.drains(time.saturating_add(END_TIME), "what runs comes to its end; nothing more is taken on");
-    if n > 0 && !time.is_zero() {
-        let seconds = time.as_secs_f64();
-        words.say(&format!("waiting up to {seconds} s for {n} at work; once more to end them now"));
+    let time_to_end = time.saturating_add(END_TIME);
+    let (seconds, waits) = (time.as_secs_f64(), n > 0 && !time.is_zero());
+    if is_told_to_end {
+        manager.drains(time_to_end, DRAINS);
+        if waits {
+            words.say(&format!("waiting up to {seconds} s for {n} at work; once more to end them now"));
+        }
+    } else {
+        manager.hands_over(
+            time_to_end,
+            "what runs comes to its end; then another program takes the place of this one",
+        );
+        let at_work = if waits {
+            format!(", in up to {seconds} s, when {n} at work have ended")
+        } else {
+            String::new()
+        };
+        words.say(&format!("another program takes the place of this one{at_work}"));
     }
+    let told_meanwhile = async {
+        interrupts.first().await;
+        daemon.upgrade().give_up();
+        if !is_told_to_end {
+            manager.drains(time_to_end, DRAINS);
+            words.say("this daemon ends, and no program takes its place; once more to end what runs now");
+        }
+        second.await;
+    };
     tokio::select! {
         () = daemon.drain() => {}
-        () = second => {}
+        () = told_meanwhile => {}
     }
     daemon.shutdown().cancel();
     std::future::pending().await
+}
+
+/// Where clients come, and where metrics are asked for.
+struct Sockets {
+    listener: Listener,
+    endpoint: Option<(Endpoint, SocketAddr)>,
+    /// A service manager has made the second one.
+    metrics_are_lent: bool,
+}
+
+impl Sockets {
+    /// Those that are handed over, or else those that the settings name.
+    async fn of(lent: Lent, config: &Config) -> Result<Self, CliError> {
+        let told = config.socket.clone();
+        let Lent { clients, metrics, inherited } = lent;
+        let (metrics, kept) = match inherited {
+            Some(Inherited { clients, metrics }) => (metrics, Some(clients)),
+            None => (metrics.map(|socket| InheritedMetrics { socket, is_lent: true }), None),
+        };
+        let listener = match (kept, clients) {
+            (Some(kept), _) => {
+                let listener = Listener::inherit(kept, directory_mode)?;
+                if let Some(told) = told.filter(|told| told != listener.path()) {
+                    tracing::warn!(
+                        told = %told.display(),
+                        path = %listener.path().display(),
+                        "the socket of the program before is used, and the one that is told waits for a restart"
+                    );
+                }
+                listener
+            }
+            (None, Some(lent)) => {
+                let listener = Listener::adopt(lent, OPEN_MODE)?;
+                if let Some(told) = told.filter(|told| told != listener.path()) {
+                    tracing::warn!(
+                        told = %told.display(),
+                        path = %listener.path().display(),
+                        "the socket that the service manager hands over is used, and the one that is told passed over"
+                    );
+                }
+                listener
+            }
+            (None, None) => {
+                let socket = told.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
+                let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
+                Listener::bind(&socket, directory_mode(&socket))?
+            }
+        };
+        // One that the settings do not name any more is closed before another takes its port.
+        let metrics = metrics.filter(|metrics| metrics.is_lent || is_told(metrics, config.metrics_listen));
+        let metrics_are_lent = metrics.as_ref().is_some_and(|metrics| metrics.is_lent);
+        let endpoint = match (metrics, config.metrics_listen) {
+            (Some(metrics), _) => Some(adopt_for_metrics(metrics.socket)?),
+            (None, Some(address)) => Some(listen_for_metrics(address).await?),
+            (None, None) => None,
+        };
+        Ok(Self { listener, endpoint, metrics_are_lent })
+    }
+}
+
+/// Whether a socket is where the settings want one. Port 0 is any.
+fn is_told(metrics: &InheritedMetrics, told: Option<SocketAddr>) -> bool {
+    let address = metrics.socket.local_addr();
+    told.zip(address.ok())
+        .is_some_and(|(told, address)| told == address || told.port() == 0 && told.ip() == address.ip())
 }
 
 /// Before the models are loaded: a port that is taken is heard of at once.

@@ -14,7 +14,7 @@ const EVERYBODY: &str = "*";
 const GROUP: char = '@';
 
 /// Who may do what: users by name or number, groups as `"@NAME"` (supplementary ones count), and `"*"` for everybody who may open the
-/// socket. The operator, root and the user that the daemon runs as, may do all of it, and alone stop and reload the daemon.
+/// socket. The operator, root and the user that the daemon runs as, may do all of it, and alone stop, upgrade and reload the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct PermissionSettings {

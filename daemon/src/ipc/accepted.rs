@@ -55,6 +55,6 @@ impl Accepted {
 
     /// Tells the client why it is not served. These few bytes fit in any socket, or are lost: nobody waits here.
     pub(super) fn turn_away(self, error: &SessionError) {
-        let _ = (&self.stream).write(&last_words(error));
+        let _ = (&self.stream).write(&last_words(error.to_body()));
     }
 }

@@ -133,9 +133,48 @@ pub struct Listener {
     directory_mode: u32,
     /// The socket's file as it was made.
     file: (u64, u64),
+    /// None where somebody else made the socket.
+    own: Option<OwnFile>,
     lock: Lock,
-    /// Somebody else made the socket.
-    is_lent: bool,
+}
+
+/// The file of a socket that is a daemon's own. Dropping it removes the file, if it still is that one.
+#[derive(Debug)]
+struct OwnFile {
+    path: PathBuf,
+    /// None once the file stays.
+    file: Option<(u64, u64)>,
+}
+
+impl OwnFile {
+    fn at(path: &Path, file: (u64, u64)) -> Self {
+        Self { path: path.to_owned(), file: Some(file) }
+    }
+
+    /// Leaves the file where it is.
+    fn keep(mut self) {
+        self.file = None;
+    }
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        if self.file.is_some() && id(&self.path).ok() == self.file {
+            // Where it cannot be removed, the next daemon replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A socket of a daemon that goes on in the program that takes its place.
+#[derive(Debug)]
+pub(crate) struct HandedSocket {
+    /// Where connections wait.
+    pub(crate) socket: OwnedFd,
+    /// The file of its lock, which is locked.
+    pub(crate) lock: OwnedFd,
+    /// Device and number of the socket's file.
+    pub(crate) file: (u64, u64),
 }
 
 impl Listener {
@@ -158,7 +197,8 @@ impl Listener {
         let lock = take_lock(path)?;
         remove_stale(path)?;
         let (socket, file) = listen(path)?;
-        Ok(Self { socket, path: path.to_owned(), directory_mode, file, lock, is_lent: false })
+        let own = Some(OwnFile::at(path, file));
+        Ok(Self { socket, path: path.to_owned(), directory_mode, file, own, lock })
     }
 
     /// Listens on a socket that whoever started this process has made, and keeps: connections wait there while no daemon runs, and
@@ -187,10 +227,37 @@ impl Listener {
             Err(error) => return Err(io("look at", error)),
         };
         let lock = take_lock(&path)?;
-        let socket = uds::Listener::from(OwnedFd::from(socket));
-        socket.set_nonblocking(ListenerNonblockingMode::Both).map_err(|error| io("listen on", error))?;
-        let socket = watched(socket).map_err(|error| io("wait on", error))?;
-        Ok(Self { socket, path, directory_mode, file, lock, is_lent: true })
+        let socket = taken_over(socket.into()).map_err(|error| io("listen on", error))?;
+        Ok(Self { socket, path, directory_mode, file, own: None, lock })
+    }
+
+    /// Goes on listening where the program before this one in the same process did: connections have waited there meanwhile. The
+    /// socket's file and its lock are this daemon's own, as they were that one's. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket has no path, the lock is not that of this process, or the system refuses.
+    pub(crate) fn inherit(
+        handed: HandedSocket,
+        directory_mode: impl FnOnce(&Path) -> u32,
+    ) -> Result<Self, BindError> {
+        let HandedSocket { socket, lock, file } = handed;
+        let socket = UnixListener::from(socket);
+        let address = socket.local_addr().ok();
+        let path = address.and_then(|address| address.as_pathname().map(Path::to_owned)).unwrap_or_default();
+        if !path.is_absolute() {
+            return Err(BindError::NoPath { path });
+        }
+        let directory_mode = directory_mode(&path);
+        let own = Some(OwnFile::at(&path, file));
+        let lock = Lock::inherit(lock.into()).map_err(|error| not_locked(&path, error))?;
+        let io = |source| BindError::Io { action: "listen on", path: path.clone(), source };
+        let socket = taken_over(socket.into()).map_err(io)?;
+        Ok(Self { socket, path, directory_mode, file, own, lock })
+    }
+
+    /// What the program that takes this one's place goes on with: the socket and the lock, and device and number of the socket's file.
+    pub(crate) fn to_hand_over(&self) -> (BorrowedFd<'_>, BorrowedFd<'_>, (u64, u64)) {
+        (self.socket.get_ref().as_fd(), self.lock.as_fd(), self.file)
     }
 
     /// Makes the socket's file anew if somebody has removed it, with its folder if need be. Connections that wait at the old
@@ -212,16 +279,17 @@ impl Listener {
             // One that is restored has started. That it is not said keeps nobody from serving.
             let _ = self.lock.note().and_then(|note| note.say_ready());
         }
-        // It would remove the new file otherwise, which has its name.
-        self.socket.get_mut().0.do_not_reclaim_name_on_drop();
         (self.socket, self.file) = listen(&path)?;
-        self.is_lent = false;
+        // What is gone may have had the number that the new file has.
+        if let Some(gone) = self.own.replace(OwnFile::at(&path, self.file)) {
+            gone.keep();
+        }
         Ok(Place::Restored)
     }
 
     /// Whether somebody else has made the socket, and keeps it.
     pub(super) fn is_lent(&self) -> bool {
-        self.is_lent
+        self.own.is_none()
     }
 
     /// The socket's path.
@@ -248,19 +316,27 @@ impl Listener {
     }
 
     /// Stops listening and removes the socket, if it is this daemon's; the lock is held for as long as what is returned.
-    pub(crate) fn close(mut self) -> Lock {
-        if self.is_lent || id(&self.path).is_ok_and(|found| found != self.file) {
-            self.socket.get_mut().0.do_not_reclaim_name_on_drop();
-        }
+    pub(crate) fn close(self) -> Lock {
         self.lock
     }
 }
 
 fn take_lock(path: &Path) -> Result<Lock, BindError> {
-    Lock::take(path).map_err(|error| match error {
+    Lock::take(path).map_err(|error| not_locked(path, error))
+}
+
+fn not_locked(path: &Path, error: LockError) -> BindError {
+    match error {
         LockError::Held { pid } => BindError::AlreadyRunning { path: path.to_owned(), pid },
         LockError::Io(source) => BindError::Io { action: "lock", path: Lock::path(path), source },
-    })
+    }
+}
+
+/// A socket that this daemon has not made, as it waits on it.
+fn taken_over(socket: OwnedFd) -> io::Result<AsyncFd<Socket>> {
+    let socket = uds::Listener::from(socket);
+    socket.set_nonblocking(ListenerNonblockingMode::Both)?;
+    watched(socket)
 }
 
 /// A socket at a path where there is nothing, and its file.
@@ -269,7 +345,9 @@ fn listen(path: &Path) -> Result<(AsyncFd<Socket>, (u64, u64)), BindError> {
     let name = path.to_fs_name::<GenericFilePath>().map_err(io("name"))?;
     let options =
         ListenerOptions::new().name(name).mode(SOCKET_MODE).nonblocking(ListenerNonblockingMode::Both);
-    let socket = options.create_sync_as::<uds::Listener>().map_err(io("listen on"))?;
+    let mut socket = options.create_sync_as::<uds::Listener>().map_err(io("listen on"))?;
+    // An `OwnFile` looks first whether the file is still that one.
+    socket.do_not_reclaim_name_on_drop();
     let socket = watched(socket).map_err(io("wait on"))?;
     // The process's umask has been applied to the mode above; until here that was only ever stricter.
     fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(io("set the mode of"))?;

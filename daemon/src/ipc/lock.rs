@@ -1,5 +1,6 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -89,6 +90,18 @@ impl Lock {
         Ok(Self { file })
     }
 
+    /// The lock that the program before this one in the same process has taken: the kernel knows it by the open file, which is the
+    /// same.
+    pub(crate) fn inherit(file: File) -> Result<Self, LockError> {
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&file) }),
+            Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
+        }
+        write(&file, "").map_err(LockError::Io)?;
+        Ok(Self { file })
+    }
+
     /// A way to say in the lock's file how far the start is, for who is told by nothing else.
     pub(crate) fn note(&self) -> io::Result<StartNote> {
         Ok(StartNote(self.file.try_clone()?))
@@ -99,6 +112,11 @@ impl Lock {
         let here = self.file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
         let there = fs::symlink_metadata(Self::path(socket)).map(|metadata| (metadata.dev(), metadata.ino()));
         matches!((here, there), (Ok(here), Ok(there)) if here == there)
+    }
+
+    /// The open file, by which the lock is held for as long as it is open anywhere.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     pub(crate) fn path(socket: &Path) -> PathBuf {

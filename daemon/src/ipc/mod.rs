@@ -2,6 +2,7 @@
 
 mod accepted;
 mod complaints;
+mod hand_over;
 mod listener;
 mod lock;
 mod looks;
@@ -13,6 +14,8 @@ mod serve;
 mod tests;
 
 pub use accepted::{Accepted, Peer};
+pub use hand_over::HandOver;
+pub(crate) use listener::HandedSocket;
 pub use listener::{BindError, Listener};
 pub(crate) use lock::{Lock, Seen};
 pub use lock::{Owner, Phase, StartNote, owner_of};

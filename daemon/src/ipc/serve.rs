@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::Listener;
 use super::accepted::Peer;
 use super::complaints::Complaints;
+use super::hand_over::HandOver;
 use super::lock::Lock;
 use super::looks::Looks;
 use super::places::{Place, Places};
@@ -28,24 +29,42 @@ const NICENESS: i32 = 2;
 
 /// Accepts and serves connections until `shutdown` is cancelled. Then the socket is removed, the guests are stopped, and
 /// the connections are given time to say so; returns when all are closed. No other daemon can start before that. A socket
-/// whose file somebody removes is made anew.
+/// whose file somebody removes is made anew. Where a hand-over has begun before that, the socket stays, and lies there in the end.
 ///
 /// # Panics
 /// The system has no thread for it, or it panicked there; first all ends as after `shutdown`.
-pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shutdown: CancellationToken) {
+pub async fn run<S: Service>(
+    listener: Listener,
+    sessions: Arc<Sessions<S>>,
+    shutdown: CancellationToken,
+    hand_over: Arc<HandOver>,
+) {
     let tasks = TaskTracker::new();
     // Whoever gives up this future has nobody accepted any more.
     let until = shutdown.child_token();
     let _until = until.clone().drop_guard();
-    let door = Door { sessions, shutdown: shutdown.clone(), tasks: tasks.clone() };
-    let lock = beside(door.accept(listener, until)).await;
-    if lock.is_none() {
+    let (door_shutdown, door_tasks) = (shutdown.clone(), tasks.clone());
+    let door = Door { sessions, shutdown: door_shutdown, hand_over: hand_over.clone(), tasks: door_tasks };
+    let left = beside(door.accept(listener, until)).await;
+    if left.is_none() {
         tracing::error!("nobody accepts connections any more: the daemon ends");
         shutdown.cancel();
     }
     tasks.close();
     tasks.wait().await;
-    assert!(lock.is_some(), "the thread that accepts connections ends when it is told to");
+    match left.expect("the thread that accepts connections ends when it is told to") {
+        Left::Kept(listener) => hand_over.keep(*listener),
+        // Until here no other daemon can start.
+        Left::Closed(lock) => drop(lock),
+    }
+}
+
+/// What is left once nobody is accepted any more.
+enum Left {
+    /// What keeps other daemons away.
+    Closed(Lock),
+    /// All, for the next program.
+    Kept(Box<Listener>),
 }
 
 /// Runs something on a thread that gives way to those that decode and those that serve sessions: whoever connects and leaves all the
@@ -76,16 +95,18 @@ async fn pause(until: &CancellationToken) {
 struct Door<S> {
     sessions: Arc<Sessions<S>>,
     shutdown: CancellationToken,
+    hand_over: Arc<HandOver>,
     tasks: TaskTracker,
 }
 
 impl<S: Service> Door<S> {
     /// Lets connections in until it is told to stop; what is returned keeps other daemons away.
-    async fn accept(self, mut listener: Listener, until: CancellationToken) -> Lock {
+    async fn accept(self, mut listener: Listener, until: CancellationToken) -> Left {
         let complaints = Arc::new(Complaints::default());
         let places = Places::new(Shares::now().n_connections);
         let mut rate = Rate::new(self.sessions.limits().n_connections_per_s);
         let mut looks = Looks::of(listener.path());
+        self.hand_over.note(&listener);
         loop {
             let accepted = tokio::select! {
                 // First, so that no timer is asked of a runtime that is gone.
@@ -96,8 +117,13 @@ impl<S: Service> Door<S> {
                     until.cancelled().await;
                     break;
                 }
+                () = self.hand_over.begins() => {
+                    until.cancelled().await;
+                    break;
+                }
                 () = looks.next() => {
                     let place = listener.restore();
+                    self.hand_over.note(&listener);
                     complaints.note_place(&place);
                     if !matches!(place, Ok(super::listener::Place::Kept)) {
                         looks.watch();
@@ -133,7 +159,10 @@ impl<S: Service> Door<S> {
                 Err(_) => pause(&until).await,
             }
         }
-        listener.close()
+        if self.hand_over.has_begun() {
+            return Left::Kept(Box::new(listener));
+        }
+        Left::Closed(listener.close())
     }
 
     /// Serves one, once its turn has come.
@@ -146,7 +175,8 @@ impl<S: Service> Door<S> {
             if begins > Instant::now() {
                 tokio::select! {
                     biased;
-                    () = shutdown.cancelled() => return,
+                    // It is told so as any other.
+                    () = shutdown.cancelled() => {}
                     () = tokio::time::sleep_until(begins.into()) => {}
                 }
             }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_client::{Client, Error, ErrorCode, Event, Lost, Program, StartOptions};
 
 use super::listener::Place;
-use super::{BindError, Listener, run};
+use super::{BindError, HandOver, Listener, run};
 use crate::guest::GuestLimits;
 use crate::session::tests::fake::Fake;
 use crate::session::{Actor, SessionLimits, Sessions};
@@ -31,7 +31,7 @@ fn daemon_with(path: &Path, limits: SessionLimits) -> Daemon {
     let fake = Arc::new(Fake::default());
     let shutdown = CancellationToken::new();
     let sessions = Sessions::new(fake.clone(), limits, GuestLimits::default());
-    let task = tokio::spawn(run(listener, sessions, shutdown.clone()));
+    let task = tokio::spawn(run(listener, sessions, shutdown.clone(), Arc::default()));
     Daemon { fake, shutdown, task }
 }
 
@@ -48,7 +48,7 @@ async fn a_socket_that_is_lent_stays_with_those_who_wait_there() {
         let sessions =
             Sessions::new(Arc::new(Fake::default()), SessionLimits::default(), GuestLimits::default());
         let shutdown = CancellationToken::new();
-        (tokio::spawn(run(listener, sessions, shutdown.clone())), shutdown)
+        (tokio::spawn(run(listener, sessions, shutdown.clone(), Arc::default())), shutdown)
     };
     for _ in 0..2 {
         // Nobody listens yet: it waits.
@@ -73,6 +73,40 @@ async fn a_socket_that_is_lent_stays_with_those_who_wait_there() {
     let (unnamed, _) = std::os::unix::net::UnixStream::pair().unwrap();
     let unnamed = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(unnamed));
     assert!(matches!(Listener::adopt(unnamed, 0o700), Err(BindError::NoPath { .. })));
+}
+
+#[tokio::test]
+async fn a_socket_that_is_handed_over_is_kept_and_nobody_is_accepted_meanwhile() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let listener = Listener::bind(&path, 0o700).unwrap();
+    let sessions = Sessions::new(Arc::new(Fake::default()), SessionLimits::default(), GuestLimits::default());
+    let (shutdown, hand_over) = (CancellationToken::new(), Arc::<HandOver>::default());
+    let daemon = tokio::spawn(run(listener, sessions, shutdown.clone(), hand_over.clone()));
+    let client = Client::connect_to(&path).await.unwrap();
+    hand_over.begin();
+    // Those who are there may still ask; others wait.
+    client.ps().await.unwrap();
+    let mut late = tokio::spawn({
+        let path = path.clone();
+        async move { Client::connect_to(&path).await }
+    });
+    let waits = tokio::time::timeout(Duration::from_millis(100), &mut late).await;
+    assert!(waits.is_err(), "{waits:?}");
+    assert!(hand_over.take().is_none(), "it is in use");
+    shutdown.cancel();
+    daemon.await.unwrap();
+    let kept = hand_over.take().expect("it was laid down");
+    assert!(path.exists() && !kept.is_lent());
+    let other = Listener::bind(&path, 0o700);
+    assert!(matches!(other, Err(BindError::AlreadyRunning { .. })), "{other:?}");
+    let sessions = Sessions::new(Arc::new(Fake::default()), SessionLimits::default(), GuestLimits::default());
+    let shutdown = CancellationToken::new();
+    let next = tokio::spawn(run(kept, sessions, shutdown.clone(), Arc::default()));
+    late.await.unwrap().unwrap().ps().await.unwrap();
+    shutdown.cancel();
+    next.await.unwrap();
+    assert!(!path.exists());
 }
 
 #[tokio::test]

@@ -43,8 +43,11 @@ pub(crate) fn is_loopback(address: &SocketAddr) -> bool {
 /// A place where metrics are asked for.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    listener: TcpListener,
+    listener: Arc<TcpListener>,
 }
+
+/// How long those who ask have for their answers once nobody is accepted any more.
+const LAST_TIME: Duration = Duration::from_secs(1);
 
 impl Endpoint {
     /// Listens there. Who comes is kept waiting until [`Self::serve`].
@@ -52,7 +55,7 @@ impl Endpoint {
     /// # Errors
     /// The address is in use, or not to be had.
     pub(crate) async fn bind(address: SocketAddr) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(address).await? })
+        Ok(Self { listener: Arc::new(TcpListener::bind(address).await?) })
     }
 
     /// Takes a socket that another has made.
@@ -66,7 +69,7 @@ impl Endpoint {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         listener.set_nonblocking(true)?;
-        Ok(Self { listener: TcpListener::from_std(listener)? })
+        Ok(Self { listener: Arc::new(TcpListener::from_std(listener)?) })
     }
 
     /// Where it listens.
@@ -74,7 +77,12 @@ impl Endpoint {
         self.listener.local_addr()
     }
 
-    /// Answers with what `read` gives at that moment, until the token is cancelled.
+    /// The socket, which stays open for as long as this does: who comes meanwhile waits there.
+    pub(crate) fn socket(&self) -> Arc<TcpListener> {
+        self.listener.clone()
+    }
+
+    /// Answers with what `read` gives at that moment, until the token is cancelled, and to those who are there then.
     pub(crate) async fn serve<F, R>(self, read: F, shutdown: CancellationToken)
     where
         F: Fn() -> R + Send + Sync + 'static,
@@ -92,9 +100,13 @@ impl Endpoint {
                         let (read, shutdown) = (read.clone(), shutdown.clone());
                         tokio::spawn(async move {
                             let connection = tokio::time::timeout(CONNECTION_TIME, talk(stream, &*read));
+                            let last = async {
+                                shutdown.cancelled().await;
+                                tokio::time::sleep(LAST_TIME).await;
+                            };
                             tokio::select! {
                                 _ = connection => {}
-                                () = shutdown.cancelled() => {}
+                                () = last => {}
                             }
                             drop(place);
                         });
@@ -115,6 +127,8 @@ impl Endpoint {
             () = accept => {}
             () = shutdown.cancelled() => {}
         }
+        // All places are free once nobody has one.
+        drop(places.acquire_many(N_CONNECTIONS as u32).await);
     }
 }
 

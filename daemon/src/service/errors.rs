@@ -10,6 +10,7 @@ use crate::guest::{GuestEnd, GuestError, shown_name};
 use crate::models::{DeviceFailure, Models};
 use crate::on_demand::Again;
 use crate::reload::ReloadError;
+use crate::upgrade::UpgradeError;
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -81,6 +82,25 @@ pub(super) fn not_reloaded(error: &ReloadError) -> ErrorBody {
         ReloadError::Config(_) | ReloadError::Daemon(_) => ErrorCode::InvalidConfiguration,
     };
     ErrorBody::new(code, format!("{error}; nothing has changed"))
+}
+
+/// Why no program takes the place of the daemon's.
+pub(super) fn not_upgraded(error: &UpgradeError) -> ErrorBody {
+    let body = |code| ErrorBody::new(code, format!("{error}; nothing has changed"));
+    match error {
+        UpgradeError::NoProgram | UpgradeError::Lent => body(ErrorCode::Unsupported),
+        UpgradeError::Ending => body(ErrorCode::ShuttingDown),
+        UpgradeError::Refused { .. } => body(ErrorCode::InvalidConfiguration),
+        UpgradeError::Relative { path }
+        | UpgradeError::NoFile { path, .. }
+        | UpgradeError::NotRegular { path }
+        | UpgradeError::Open { path, .. } => {
+            body(ErrorCode::InvalidArgument).about("program").with_value(path.display())
+        }
+        UpgradeError::Late { program, .. } | UpgradeError::NotTrellis { program, .. } => {
+            body(ErrorCode::InvalidArgument).about("program").with_value(program)
+        }
+    }
 }
 
 /// Why a guest was not compiled or not started.

@@ -32,6 +32,7 @@ use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, SessionId};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage,
     LABEL_BYTES_MAX, LimitInfo, LogLines, LogsAsked, ModelInfo, Program as ProgramName, ReloadInfo, Stage,
+    UpgradeInfo,
 };
 
 use self::catalog::Catalog;
@@ -59,6 +60,7 @@ use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
 };
 use crate::tasks::blocking;
+use crate::upgrade::Upgrade;
 
 /// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -76,6 +78,7 @@ pub struct HostService {
     accounts: Arc<Accounts>,
     permissions: Arc<Live<Permissions>>,
     reload: Arc<Reload>,
+    upgrade: Arc<Upgrade>,
     n_sessions: AtomicU64,
     shutdown: CancellationToken,
     started: Instant,
@@ -89,13 +92,15 @@ pub(crate) struct Parts {
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) permissions: Arc<Live<Permissions>>,
     pub(crate) reload: Arc<Reload>,
+    pub(crate) upgrade: Arc<Upgrade>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) started: Instant,
 }
 
 impl HostService {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { host, loader, guests_dir, accounts, permissions, reload, shutdown, started } = parts;
+        let Parts { host, loader, guests_dir, accounts, permissions, reload, upgrade, shutdown, started } =
+            parts;
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir, host.limits().component_bytes as u64),
@@ -103,6 +108,7 @@ impl HostService {
             accounts,
             permissions,
             reload,
+            upgrade,
             n_sessions: AtomicU64::new(0),
             host,
             loader,
@@ -525,8 +531,15 @@ impl Service for HostService {
         self.reload.reload().await.map_err(|error| errors::not_reloaded(&error))
     }
 
+    async fn upgrade(&self, actor: Actor, program: Option<String>) -> Result<UpgradeInfo, ErrorBody> {
+        self.check(actor, Permission::Operate).await?;
+        let begun = self.upgrade.begin(program.map(PathBuf::from)).await;
+        begun.map_err(|error| errors::not_upgraded(&error))
+    }
+
     async fn shutdown(&self, actor: Actor) -> Result<(), ErrorBody> {
         self.check(actor, Permission::Operate).await?;
+        self.upgrade.give_up();
         self.shutdown.cancel();
         Ok(())
     }

@@ -96,7 +96,7 @@ enum Request {
         chunks: mpsc::UnboundedSender<Vec<u8>>,
     },
     Running(Arc<Control>),
-    /// The request that takes the daemon down. Its own success is no reason to refuse it.
+    /// A request that takes the daemon down, or puts another in its place. Its own success is no reason to refuse it.
     Shutdown(Arc<Control>),
     /// A message that waits for room in an inbox.
     Message {
@@ -364,11 +364,14 @@ impl<S: Service> Connection<S> {
                     service.reload(actor).await.map(|info| Value::Reloaded { info: Box::new(info) })
                 });
             }
+            Call::Upgrade { program } => {
+                self.take_down(id, async move {
+                    let info = service.upgrade(actor, program).await?;
+                    Ok(Value::Upgrading { info: Box::new(info) })
+                });
+            }
             Call::Shutdown => {
-                let control = Arc::new(Control::default());
-                self.requests.insert(id, Request::Shutdown(control.clone()));
-                let shutdown = async move { service.shutdown(actor).await.map(|()| Value::Done) };
-                self.running.push(call::run(control, shutdown).map(move |ending| (id, ending)).boxed());
+                self.take_down(id, async move { service.shutdown(actor).await.map(|()| Value::Done) });
             }
             Call::Unknown => return Err(unsupported("request")),
         }
@@ -489,6 +492,16 @@ impl<S: Service> Connection<S> {
     {
         let control = Arc::new(Control::default());
         self.requests.insert(id, Request::Running(control.clone()));
+        self.running.push(call::run(control, call).map(move |ending| (id, ending)).boxed());
+    }
+
+    /// As [`Self::run`], for what takes the daemon down.
+    fn take_down<F>(&mut self, id: u64, call: F)
+    where
+        F: Future<Output = Result<Value, ErrorBody>> + Send + 'static,
+    {
+        let control = Arc::new(Control::default());
+        self.requests.insert(id, Request::Shutdown(control.clone()));
         self.running.push(call::run(control, call).map(move |ending| (id, ending)).boxed());
     }
 

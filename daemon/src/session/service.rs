@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use trellis_engine::account::Account;
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, FitInfo, GuestInfo, GuestUsage, LimitInfo, LogLines,
-    LogsAsked, ModelInfo, Program, ReloadInfo, Stage,
+    LogsAsked, ModelInfo, Program, ReloadInfo, Stage, UpgradeInfo,
 };
 
 use super::{Actor, SessionsUsed};
@@ -162,6 +162,19 @@ pub trait Service: Send + Sync + 'static {
     /// The actor may not, or the configuration is wrong; nothing has changed then.
     fn reload(&self, _actor: Actor) -> impl Future<Output = Result<ReloadInfo, ErrorBody>> + Send {
         async { Err(ErrorBody::new(ErrorCode::Unsupported, "there is nothing to read here")) }
+    }
+
+    /// Begins to put another program in the daemon's place, once that one was found to start. The caller's sessions are told as of
+    /// [`Self::shutdown`], after the drain.
+    ///
+    /// # Errors
+    /// The actor may not, or the program would not start; nothing has changed then.
+    fn upgrade(
+        &self,
+        _actor: Actor,
+        _program: Option<String>,
+    ) -> impl Future<Output = Result<UpgradeInfo, ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "there is no program to be replaced here")) }
     }
 
     /// Begins to stop the daemon: the caller's sessions are told through their own shutdown token.

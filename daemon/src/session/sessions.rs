@@ -14,10 +14,11 @@ use trellis_wire::{
 };
 
 use super::actor::{Actor, Quota};
+use super::call;
 use super::connection::{ConnectedClient, Connection};
 use super::limits::SessionLimits;
 use super::memory::BufferCharge;
-use super::service::Service;
+use super::service::{Service, StopReason};
 use super::turns::UserTurns;
 use super::uploads::{Uploads, UploadsUsed};
 use super::used::{SessionsUsed, Used};
@@ -75,7 +76,7 @@ impl SessionError {
         matches!(self, Self::Wire(WireError::Io(_) | WireError::Truncated { .. }))
     }
 
-    pub(super) fn to_body(&self) -> ErrorBody {
+    pub(crate) fn to_body(&self) -> ErrorBody {
         let code = match self {
             Self::Wire(WireError::Unpaid { .. }) => ErrorCode::BudgetExceeded,
             Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
@@ -214,7 +215,7 @@ impl<S: Service> Sessions<S> {
         let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
             // The runtime may not know yet that there is room for these few bytes.
-            let words = last_words(&error);
+            let words = last_words(error.to_body());
             let _ = tokio::time::timeout(limits.hello_time(), writer.write_all(&words)).await;
             return Err(error);
         };
@@ -224,7 +225,12 @@ impl<S: Service> Sessions<S> {
             hello = tokio::time::timeout(limits.hello_time(), Hello::read(&mut reader)) => {
                 hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
             }
-            () = shutdown.cancelled() => return Ok(()),
+            () = shutdown.cancelled() => {
+                // That it has come to nothing, and that there may be another daemon soon, is worth a word.
+                let words = last_words(call::stopped(StopReason::ShuttingDown));
+                let _ = tokio::time::timeout(limits.hello_time(), writer.write_all(&words)).await;
+                return Ok(());
+            }
         };
         let agreed = hello.and_then(|theirs| Ok((negotiate(&Hello::ours(), &theirs)?, theirs)));
         let (version, theirs) = match agreed {
@@ -236,8 +242,8 @@ impl<S: Service> Sessions<S> {
                     }
                     other => other.into(),
                 };
-                let _ =
-                    tokio::time::timeout(limits.hello_time(), say_hello_and(&mut writer, Some(&error))).await;
+                let words = say_hello_and(&mut writer, Some(error.to_body()));
+                let _ = tokio::time::timeout(limits.hello_time(), words).await;
                 return Err(error);
             }
         };
@@ -265,7 +271,7 @@ impl<S: Service> Drop for Ended<'_, S> {
 }
 
 /// What a client is told that is not served: a hello, and why.
-pub(crate) fn last_words(error: &SessionError) -> Vec<u8> {
+pub(crate) fn last_words(error: ErrorBody) -> Vec<u8> {
     let mut words = Vec::new();
     // Nothing makes this wait, and nothing there is too large.
     let _ = say_hello_and(&mut words, Some(error)).now_or_never();
@@ -273,14 +279,14 @@ pub(crate) fn last_words(error: &SessionError) -> Vec<u8> {
 }
 
 /// Even a client that is turned away learns the versions that this daemon speaks, and the reason in a frame.
-async fn say_hello_and<W>(writer: &mut W, error: Option<&SessionError>) -> Result<(), WireError>
+async fn say_hello_and<W>(writer: &mut W, error: Option<ErrorBody>) -> Result<(), WireError>
 where
     W: AsyncWrite + Unpin,
 {
     Hello::ours().write(writer).await?;
     if let Some(error) = error {
         let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
-        frames.push(&ServerMessage::Fault { error: error.to_body() })?;
+        frames.push(&ServerMessage::Fault { error })?;
         frames.write(writer).await?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 use trellis_wire::{
     Call, ComponentHash, DaemonInfo, FitInfo, GuestInfo, LimitInfo, LogLines, LogsAsked, ModelInfo,
-    ReloadInfo, Room, VERSION_OF_MODELS, Value,
+    ReloadInfo, Room, UpgradeInfo, VERSION_OF_MODELS, Value,
 };
 
 use crate::client::Client;
@@ -176,6 +176,23 @@ impl Client {
     pub async fn reload(&self) -> Result<ReloadInfo, Error> {
         match ask(self.connection(), Call::Reload).await? {
             Value::Reloaded { info } => Ok(*info),
+            _ => Err(Error::UnknownAnswer),
+        }
+    }
+
+    /// Has the daemon put another program in its place: that of this absolute path, or else what lies where the daemon was started
+    /// from. It takes on nothing more from then on; a connection that is made after this is of the next daemon, and waits for it. For
+    /// the operator.
+    ///
+    /// # Errors
+    /// The program would not start ([`trellis_wire::ErrorCode::InvalidArgument`], or
+    /// [`trellis_wire::ErrorCode::InvalidConfiguration`] where it is the settings that it refuses) and nothing has changed, this
+    /// user may not, whoever keeps the daemon's socket upgrades it or it is of an older version
+    /// ([`trellis_wire::ErrorCode::Unsupported`]), it is about to go down, or the connection is lost.
+    pub async fn upgrade(&self, program: Option<&str>) -> Result<UpgradeInfo, Error> {
+        let program = program.map(str::to_owned);
+        match ask(self.connection(), Call::Upgrade { program }).await? {
+            Value::Upgrading { info } => Ok(*info),
             _ => Err(Error::UnknownAnswer),
         }
     }

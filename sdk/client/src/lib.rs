@@ -37,5 +37,5 @@ pub use program::{Program, StartOptions};
 pub use trellis_wire::{
     Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event,
     FailureInfo, FitInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, LogLines,
-    ModelInfo, ReloadInfo, SettingChange, Stage,
+    ModelInfo, ReloadInfo, SettingChange, Stage, UpgradeInfo,
 };

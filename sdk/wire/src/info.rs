@@ -349,6 +349,20 @@ pub struct ReloadInfo {
     pub waiting: Vec<SettingChange>,
 }
 
+/// What is about to take a daemon's place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UpgradeInfo {
+    /// The path of the program.
+    pub program: String,
+    /// What it says of its version.
+    pub version: String,
+    /// Guests, uploads and loads whose ends the daemon waits for.
+    pub n_at_work: u64,
+    /// How long it waits for them, in milliseconds; those that are left then end with [`crate::ErrorCode::ShuttingDown`].
+    pub drain_ms: u64,
+}
+
 /// A class of users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -30,7 +30,7 @@ pub use frame::{FrameBuffer, FrameReader, decode};
 pub use hello::{BUILD, Hello, negotiate};
 pub use info::{
     Causes, ClassInfo, Computed, DaemonInfo, DeviceInfo, FailureInfo, FitInfo, GuestInfo, GuestUsage,
-    LoadingInfo, ModelInfo, ReloadInfo, SettingChange,
+    LoadingInfo, ModelInfo, ReloadInfo, SettingChange, UpgradeInfo,
 };
 pub use limit::{GuestAmounts, LimitInfo};
 pub use logs::{LogLines, LogsAsked};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
-use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo, ReloadInfo};
+use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo, ReloadInfo, UpgradeInfo};
 use crate::limit::LimitInfo;
 use crate::logs::{LogLines, LogsAsked};
 use crate::open_enum::open_enum;
@@ -122,6 +122,15 @@ pub enum Call {
     /// Has the daemon read its configuration again: [`Value::Reloaded`]. For the operator. An older daemon ends it with
     /// [`crate::ErrorCode::Unsupported`].
     Reload,
+    /// Has the daemon put another program in its place, in the same process and on the same socket: [`Value::Upgrading`] once
+    /// that program has said that it would start; the daemon then takes on nothing more, and ends as for [`Call::Shutdown`] when what
+    /// it is at has ended or has had its time. Connections that are made after the answer are of the next daemon. For the operator.
+    /// An older daemon ends it with [`crate::ErrorCode::Unsupported`].
+    Upgrade {
+        /// The absolute path of the program; what lies where the daemon was started from when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        program: Option<String>,
+    },
     /// Stops the daemon: [`Value::Done`] before it goes down.
     Shutdown,
     /// A kind that this version does not know.
@@ -388,6 +397,11 @@ pub enum Value {
     Reloaded {
         /// What has changed.
         info: Box<ReloadInfo>,
+    },
+    /// Another program is about to take the daemon's place.
+    Upgrading {
+        /// Which, and when.
+        info: Box<UpgradeInfo>,
     },
     /// The loaded models, and those that are loaded on demand.
     Models {

@@ -52,6 +52,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<(Option<u64>, Option<u64>, bool)>()
             .prop_map(|(number, n_newest, waits)| Call::Logs(LogsAsked { number, n_newest, waits })),
         Just(Call::Reload),
+        any::<Option<String>>().prop_map(|program| Call::Upgrade { program }),
         Just(Call::Shutdown),
     ];
     prop_oneof![

@@ -72,6 +72,7 @@ mod swaps;
 mod tidy;
 mod top;
 mod tour;
+mod upgrade;
 mod watermarks;
 
 /// The `trellis` binary under test.

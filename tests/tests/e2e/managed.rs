@@ -92,6 +92,25 @@ fn a_service_manager_hears_of_the_start_of_life_and_of_the_end() {
 }
 
 #[test]
+fn a_service_manager_hears_that_another_program_takes_the_place_of_the_first() {
+    let manager = Manager::start(&[]);
+    manager.waits_for("READY=1");
+    let pid = Pid::from_raw(i32::try_from(manager.served.pid()).expect("a process")).expect("not 0");
+    kill_process(pid, Signal::USR2).expect("it runs");
+    assert!(manager.waits_for("RELOADING=1").contains("\nMONOTONIC_USEC="));
+    let mut said = String::new();
+    while !said.contains("READY=1") {
+        said = manager.hears(PATIENCE).expect("it serves again");
+        // It is the same process, and goes on.
+        assert!(!said.contains("STOPPING=1"), "{said:?}");
+    }
+    assert!(said.contains("STATUS=serving tiny"), "{said:?}");
+    for _ in 0..3 {
+        manager.waits_for("WATCHDOG=1");
+    }
+}
+
+#[test]
 fn of_a_daemon_whose_engine_stands_still_nothing_more_is_heard() {
     let manager = Manager::start(&[(faulty::ENVIRONMENT, "tiny 3 hang")]);
     manager.waits_for("WATCHDOG=1");
@@ -133,8 +152,8 @@ impl Handed {
         self.folder.path().join(name)
     }
 
-    /// Waits until it answers where it was handed a socket, and ends it; its log.
-    fn answers_and_ends(mut self) -> String {
+    /// Waits until it answers where it was handed a socket; its log.
+    fn answers(&self) -> String {
         let begun = Instant::now();
         let log = || fs::read_to_string(self.at("log")).expect("it is there");
         let asked = async || Client::connect_to(&self.at("lent.sock")).await?.info().await;
@@ -143,7 +162,12 @@ impl Handed {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(!self.at("told.sock").exists());
-        let log = log();
+        log()
+    }
+
+    /// Waits until it answers there, and ends it; its log.
+    fn answers_and_ends(mut self) -> String {
+        let log = self.answers();
         let pid = Pid::from_raw(i32::try_from(self.daemon.id()).expect("a process")).expect("not 0");
         kill_process(pid, Signal::TERM).expect("it runs");
         assert_eq!(daemons::wait(&mut self.daemon).code(), Some(0));
@@ -162,6 +186,19 @@ impl Drop for Handed {
 fn of_two_sockets_the_one_that_is_handed_over_is_used_and_that_is_said() {
     let log = Handed::start(|_| {}).answers_and_ends();
     assert!(log.contains("passed over") && log.contains("told.sock") && log.contains("lent.sock"), "{log}");
+}
+
+#[test]
+fn where_a_service_manager_keeps_the_socket_it_starts_the_next_daemon() {
+    let handed = Handed::start(|_| {});
+    handed.answers();
+    let refused = block_on(async {
+        let client = Client::connect_to(&handed.at("lent.sock")).await.expect("connected");
+        client.upgrade(None).await.expect_err("clients wait there anyhow")
+    });
+    assert_eq!(refused.code().map(|code| code.as_str()), Some("unsupported"));
+    assert!(refused.to_string().contains("systemctl restart"), "{refused}");
+    handed.answers_and_ends();
 }
 
 #[test]

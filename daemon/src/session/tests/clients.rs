@@ -255,6 +255,17 @@ async fn shutdown_ends_every_request_and_says_so() {
 }
 
 #[tokio::test]
+async fn who_has_said_nothing_yet_when_the_daemon_goes_down_is_told_so_too() {
+    let world = World::new();
+    let mut raw = world.raw_before_hello();
+    tokio::task::yield_now().await;
+    world.shutdown.cancel();
+    Hello::read(&mut raw.stream_reader()).await.unwrap();
+    assert_eq!(raw.fault().await.code, ErrorCode::ShuttingDown);
+    raw.session.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn who_shuts_down_is_told_that_it_is_done() {
     let world = World::new();
     world.fake.shutdown.set(world.shutdown.clone()).expect("set once");

@@ -1,0 +1,145 @@
+//! What one program leaves to the next in the same process: a message in a socket that the next one finds as it finds the sockets of a
+//! service manager (`sd_listen_fds(3)`), by its name.
+//!
+//! A message carries descriptors as such: the socket and its lock are held by it as long as it lies there.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::ipc::{HandedSocket, Listener};
+
+/// The name of the socket with the message.
+pub(crate) const NAME: &str = "trellis-handover";
+
+const MESSAGE_BYTES_MAX: usize = 4 << 10;
+/// The socket, its lock, and the one for metrics.
+const N_FDS_MAX: usize = 3;
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(N_FDS_MAX));
+
+/// What is said of the descriptors.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Message {
+    /// Device and number of the socket's file.
+    file: (u64, u64),
+    /// Whether a service manager has made the socket for metrics, if there is one.
+    #[serde(default)]
+    metrics_are_lent: Option<bool>,
+}
+
+/// What the program before has left.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    /// Where clients come.
+    pub(crate) clients: HandedSocket,
+    /// Where metrics are asked for.
+    pub(crate) metrics: Option<InheritedMetrics>,
+}
+
+/// A socket for metrics.
+#[derive(Debug)]
+pub(crate) struct InheritedMetrics {
+    pub(crate) socket: TcpListener,
+    /// A service manager has made it, whatever the configuration says.
+    pub(crate) is_lent: bool,
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// The socket with the message in it. What is for metrics comes with whether a service manager has made it.
+pub(super) fn leave(listener: &Listener, metrics: Option<(BorrowedFd<'_>, bool)>) -> io::Result<OwnedFd> {
+    let (socket, lock, file) = listener.to_hand_over();
+    let message = Message { file, metrics_are_lent: metrics.map(|(_, is_lent)| is_lent) };
+    let fds: Vec<_> = [socket, lock].into_iter().chain(metrics.map(|(socket, _)| socket)).collect();
+    let message = rmp_serde::to_vec_named(&message).map_err(invalid)?;
+    // A stream, as all sockets are that are found by names.
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "there is room for all descriptors");
+    sendmsg(&ours, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(theirs)
+}
+
+/// Takes the message out of its socket.
+pub(super) fn take(socket: impl AsFd) -> io::Result<Inherited> {
+    let mut message = vec![0; MESSAGE_BYTES_MAX];
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, flags)?;
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let mut fds = fds.flatten();
+    let mut next =
+        || fds.next().ok_or_else(|| invalid("a descriptor is missing in what the daemon before left"));
+    let Message { file, metrics_are_lent } =
+        rmp_serde::from_slice(&message[..received.bytes]).map_err(invalid)?;
+    let clients = HandedSocket { socket: next()?, lock: next()?, file };
+    let metrics = metrics_are_lent
+        .map(|is_lent| Ok::<_, io::Error>(InheritedMetrics { socket: next()?.into(), is_lent }))
+        .transpose()?;
+    Ok(Inherited { clients, metrics })
+}
+
+impl Inherited {
+    /// Takes what the program before has left in this socket.
+    ///
+    /// # Errors
+    /// There is no such message in it.
+    pub(crate) fn take(socket: impl AsFd) -> io::Result<Self> {
+        take(socket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::ipc::BindError;
+
+    #[tokio::test]
+    async fn what_is_left_is_found_and_is_nobody_elses_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("trellis.sock");
+        let inode = || std::fs::symlink_metadata(&path).expect("it is there").ino();
+        let listener = Listener::bind(&path, 0o700).expect("a free place");
+        let made = inode();
+        let metrics = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = metrics.local_addr().expect("it has one");
+        let left = leave(&listener, Some((metrics.as_fd(), true))).expect("left");
+        // Closed as at the end of a program; its file stays.
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::rename(&path, &elsewhere).expect("renamed");
+        drop((listener, metrics));
+        std::fs::rename(&elsewhere, &path).expect("renamed");
+        assert!(matches!(Listener::bind(&path, 0o700), Err(BindError::AlreadyRunning { .. })));
+        // Who comes meanwhile waits.
+        let early = std::os::unix::net::UnixStream::connect(&path).expect("somebody listens");
+
+        let Inherited { clients, metrics } = Inherited::take(&left).expect("it is there");
+        let metrics = metrics.expect("it was left");
+        assert!(metrics.is_lent);
+        assert_eq!(metrics.socket.local_addr().expect("it has one"), address);
+        let next = Listener::inherit(clients, |_| 0o700).expect("it is this process's");
+        assert_eq!((next.path(), inode()), (path.as_path(), made));
+        next.accept().await.expect("it has waited");
+        drop(early);
+        assert!(matches!(Listener::bind(&path, 0o700), Err(BindError::AlreadyRunning { .. })));
+        drop(next);
+        assert!(!path.exists(), "it was its own");
+        assert!(Inherited::take(&left).is_err(), "there was one message");
+    }
+}
