@@ -33,8 +33,8 @@ Examples:
   trellis serve --config /etc/trellis.toml       under a service manager
 
 Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on nothing more and waits for what
-it is at, up to sessions.drain_ms (10 s); then it ends guests, their clients hear shutting_down, which may be
-tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
+it is at, up to sessions.drain_ms (10 s), of which guests are told, so that they may save what they have; then it ends guests, their
+clients hear shutting_down, which may be tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says

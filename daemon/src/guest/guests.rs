@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -252,6 +253,14 @@ impl GuestHost {
             Ok((program, ProgramSource::Compiler))
         };
         blocking(load).await
+    }
+
+    /// Tells guests that the daemon goes on until then.
+    pub(crate) fn drain(&self, until: Instant) {
+        self.pool.drain(until);
+        if let Some(processes) = &self.processes {
+            processes.drain(until);
+        }
     }
 
     /// Components that are being compiled or loaded, or wait to be.

@@ -15,6 +15,7 @@ mod concurrency;
 mod constraints;
 mod descriptors;
 mod doctor;
+mod drains;
 mod dropped;
 mod dtypes;
 mod evictions;
