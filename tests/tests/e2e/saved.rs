@@ -117,6 +117,16 @@ fn reopened_after(end: Signal, isolation: Isolation) {
         let (tokens, word) = keeper.tell("open story".to_owned()).await;
         assert_eq!(word, "opened");
         assert_eq!(tokens, wanted, "token for token what the daemon before drew");
+        let n_reopened = (N_TOKENS - 1).to_string();
+        for (view, shown) in
+            [("--wide", n_reopened.clone()), ("--json", format!("\"n_tokens_reopened\":{n_reopened}"))]
+        {
+            until("it is listed so", async || {
+                let listed = daemons::output(&mut served.trellis(&["ps", view]));
+                String::from_utf8_lossy(&listed.stdout).contains(&shown)
+            })
+            .await;
+        }
         let usage = keeper.end().await;
         // The last token was never computed: whoever draws after it computes it.
         assert_eq!((usage.n_tokens_reopened, usage.n_tokens_cached), (N_TOKENS as u64 - 1, 0), "{usage:?}");
