@@ -40,6 +40,9 @@ Under nohup the end of the terminal changes nothing. `trellis stop --daemon` doe
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
 what has changed and what waits for a restart. A file that is wrong changes nothing.
 
+On Linux it hears when memory is short, by the kernel's pressure stall information or by what MEMORY_PRESSURE_WATCH names, and lets go
+of what it can compute or read again; MEMORY_PRESSURE_WATCH=/dev/null has it watch nothing.
+
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
 on the socket that it is handed, where clients wait while no daemon runs.
@@ -281,6 +284,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
+        never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
     words.say("stopped");
@@ -338,6 +342,15 @@ async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
             tracing::info!("the configuration is not read again: the daemon is about to go down");
         }
     }
+}
+
+/// Has the daemon let go of what it can have again while memory is short.
+async fn follow_pressure(daemon: &Daemon) -> Infallible {
+    #[cfg(target_os = "linux")]
+    crate::pressure::follow(daemon).await;
+    #[cfg(not(target_os = "linux"))]
+    let _ = daemon;
+    std::future::pending().await
 }
 
 /// What guests may take to end after the drain, of which a service manager hears.

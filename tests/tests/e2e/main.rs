@@ -49,6 +49,7 @@ mod permissions;
 mod policies;
 mod policy;
 mod posteriors;
+mod pressure;
 mod priority;
 mod profiles;
 mod programs;
