@@ -19,6 +19,10 @@ clean() {
 }
 trap clean EXIT
 in_machine() { nsenter --target "$machine" --mount --uts --ipc --net --pid --cgroup -- "$@"; }
+scrape() {
+  in_machine timeout 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/9464
+    printf "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n" >&3; cat <&3' >"$work/scraped" && grep -q '^trellis_uptime_seconds [0-9]' "$work/scraped"
+}
 trellis_files() { in_machine find / -xdev \( -path /proc -o -path /opt -o -path /tmp -o -path /sys \) -prune -o -iname '*trellis*' -print; }
 
 if [ ! -d "$base/etc" ]; then
@@ -47,17 +51,27 @@ for file in share/man/man1/trellis.1.gz share/bash-completion/completions/trelli
   in_machine test -s "/usr/$file" || fail "$file is there"
 done
 
+say "metrics over a socket of systemd's"
+! in_machine systemctl is-enabled --quiet trellis-metrics.socket || fail "nobody listens for scrapes at first"
+# As the guide says.
+in_machine systemctl enable --quiet trellis-metrics.socket || fail "its unit is there"
+in_machine systemctl stop trellis.service
+in_machine systemctl start trellis-metrics.socket trellis.service || fail "the daemon takes the socket"
+scrape || fail "a scrape is answered"
+
 say "upgrade"
 pid=$(in_machine systemctl show --value --property MainPID trellis.service)
 echo '# changed' >>"$root/etc/trellis/trellis.toml"
 in_machine dpkg -i --force-confold /opt/trellis.deb >"$log" 2>&1 || fail "it upgrades: $(cat "$log")"
 [ "$(in_machine systemctl show --value --property MainPID trellis.service)" != "$pid" ] || fail "the new program is started"
 in_machine trellis info >/dev/null || fail "the daemon answers"
+scrape || fail "a scrape is answered by the new program"
 grep -q '# changed' "$root/etc/trellis/trellis.toml" || fail "what the operator has changed stays"
 
 say "remove and purge"
 in_machine dpkg -r trellis >"$log" 2>&1 || fail "it is removed: $(cat "$log")"
 ! in_machine systemctl is-active --quiet trellis.service || fail "the service is stopped"
+! in_machine systemctl is-active --quiet trellis-metrics.socket || fail "nobody listens for scrapes any more"
 in_machine test -e /etc/trellis/trellis.toml || fail "the configuration stays until it is purged"
 in_machine dpkg -P trellis >"$log" 2>&1 || fail "it is purged: $(cat "$log")"
 ! in_machine getent passwd trellis >/dev/null || fail "the user is gone"

@@ -5,7 +5,7 @@
 # machine's files are made once, in ${TRELLIS_MACHINE:-/var/tmp/trellis-machine}. Ends with the first promise that is not kept.
 set -euo pipefail
 
-trellis=$(realpath "$1") guest=$(realpath "$2")
+trellis=$(realpath "$1") guest=$(realpath "$2") packaging=$(dirname "$(realpath "$0")")/../daemon/packaging
 base=${TRELLIS_MACHINE:-/var/tmp/trellis-machine}
 work=$(mktemp -d) root=$work/root log=$work/console
 nspawn='' machine=''
@@ -30,6 +30,11 @@ until_it() {
     [ "$SECONDS" -lt "$end" ] || fail "$what"
     sleep 0.2
   done
+}
+# What Prometheus would be told, over the socket that systemd has.
+scrape() {
+  in_machine timeout 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/9464
+    printf "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n" >&3; cat <&3'
 }
 property() { in_machine systemctl show trellis.service --value --property "$1"; }
 
@@ -60,6 +65,43 @@ stream 8 >/dev/null || fail "a guest runs"
 exposure=$(in_machine systemd-analyze security --no-pager trellis.service | grep -o 'exposure level.*: [0-9.]*' | grep -o '[0-9.]*$')
 say "exposure $exposure of 10, by systemd-analyze security"
 [ "$(printf '%s\n2.0\n' "$exposure" | sort -g | head -n 1)" = "$exposure" ] || fail "hardened to 2.0 or better"
+
+say "reload"
+config=$root/etc/trellis/trellis.toml
+cp "$config" "$work/trellis.toml"
+in_machine useradd --create-home --groups trellis ada
+of_ada() { in_machine runuser -u ada -- /opt/trellis run --no-stdin /opt/guest.wasm tokens 4 '<|begin_of_text|>Once upon a time'; }
+of_ada >/dev/null || fail "a member of the group runs guests"
+pid=$(property MainPID)
+printf '%s\n' '[permissions]' 'run = []' >"$config"
+in_machine systemctl reload trellis.service || fail "it reads its configuration again"
+if of_ada >/dev/null 2>"$work/refused"; then fail "a permission that was taken away is gone"; fi
+grep -q 'lacks the permission "run"' "$work/refused" || fail "it is said which permission is lacking: $(cat "$work/refused")"
+stream 4 >/dev/null || fail "root may do everything"
+printf '%s\n' '[permissions]' 'run = 7' >"$config"
+if in_machine systemctl reload trellis.service 2>/dev/null; then fail "of a wrong file systemd hears"; fi
+[ "$(property ActiveState)" = active ] || fail "a wrong file ends nothing"
+if of_ada >/dev/null 2>&1; then fail "a wrong file changes nothing"; fi
+cp "$work/trellis.toml" "$config"
+in_machine systemctl reload trellis.service || fail "it reads its configuration once more"
+of_ada >/dev/null || fail "a permission that was given again is there"
+[ "$(property MainPID)" = "$pid" ] || fail "the daemon that reads its configuration again goes on"
+in_machine userdel --remove ada 2>/dev/null || fail "nothing of a user is left running"
+
+say "metrics over a socket of systemd's"
+cp "$packaging/trellis-metrics.socket" "$root/etc/systemd/system/"
+in_machine systemctl daemon-reload
+in_machine systemctl stop trellis.service
+in_machine systemctl start trellis-metrics.socket || fail "systemd listens for scrapes"
+# A scrape starts the daemon, which has no network of its own.
+scrape >"$work/scraped" || fail "a scrape is answered"
+grep -q '^trellis_uptime_seconds [0-9]' "$work/scraped" || fail "the answer has metrics: $(head -n 20 "$work/scraped")"
+[ "$(property ActiveState)" = active ] || fail "a scrape starts the daemon"
+client info >/dev/null || fail "the daemon answers beside it"
+in_machine systemctl stop trellis-metrics.socket
+rm "$root/etc/systemd/system/trellis-metrics.socket"
+in_machine systemctl daemon-reload
+in_machine systemctl restart trellis.service
 
 say "upgrade under load"
 for i in $(seq 8); do

@@ -486,6 +486,7 @@ impl Daemon {
     /// Takes on no more work and waits for what there is, for as long as `sessions.drain_ms` says; does not stop the daemon.
     pub async fn drain(&self) {
         self.loader.load_no_more();
+        self.service.host().drain(Instant::now() + self.sessions.drain_time());
         self.sessions.drain().await;
     }
 

@@ -31,6 +31,8 @@ mod models;
 mod nearest;
 mod on_demand;
 mod permissions;
+#[cfg(target_os = "linux")]
+mod pressure;
 mod profile;
 mod recording;
 pub mod reload;

@@ -267,6 +267,17 @@ pub trait Backend: Send {
     /// The copies failed. The contents of the device pages are then undefined.
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError>;
 
+    /// Whether memory of host pages goes back to the system by [`Self::release_host_pages`].
+    fn can_release_host_pages(&self) -> bool {
+        false
+    }
+
+    /// Gives memory of these host pages, in which nothing is that is wanted, back to the system as far as that can be; moves that
+    /// were submitted are waited for. A page has memory again once something moves there. Returns how many bytes went.
+    fn release_host_pages(&mut self, _free: &[HostPageId]) -> u64 {
+        0
+    }
+
     /// The bytes of its pages; `None` where they are of no use to another process.
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
         None

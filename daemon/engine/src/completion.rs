@@ -69,6 +69,8 @@ pub(crate) enum Done {
     Stats(Result<Box<EngineStats>, EngineError>),
     /// Models have the KV memory that they were to have.
     Shared(Result<(), EngineError>),
+    /// So many bytes of host memory went back to the system.
+    Relieved(u64),
     /// An operation of the caller was none that a guest of ours posts: nothing that it asks is answered any more.
     Expelled(Violation),
     /// A run gave something, while it was decoded up to `n_ahead` tokens ahead.

@@ -33,6 +33,8 @@ pub(crate) enum Message {
     Add { newcomer: Newcomer, failure: watch::Sender<Option<EngineFailure>> },
     /// All models together are to have so many bytes of KV memory.
     SetKvBytes { kv_bytes: u64, tag: Tag },
+    /// So many bytes of KV in host memory at most are to be given up.
+    Relieve { n_bytes: u64, tag: Tag },
     /// An archive has something for a model, or wants something of it.
     FromArchive { model: ModelId, what: FromArchive },
     /// A model is to go, and its backend to the caller that asked for that.
@@ -152,6 +154,22 @@ impl EngineWatch {
     /// Waits for the engine's failure; for ever, if it is stopped before it fails.
     pub async fn failed(&self) -> EngineFailure {
         self.0.failed().await
+    }
+
+    /// Gives up KV in host memory, so many bytes at most, of what is missed least: it is computed again when a guest asks about it.
+    /// Returns how many bytes went back to the system, with those of pages that are not in use; none where the backends cannot
+    /// give them back, and then nothing is given up.
+    ///
+    /// # Errors
+    /// The engine has failed or stopped.
+    pub async fn relieve(&self, n_bytes: u64) -> Result<u64, EngineError> {
+        let place = self.0.desk.ticket();
+        self.0.post_message(Message::Relieve { n_bytes, tag: place.tag() })?;
+        match place.take().await {
+            Some(Done::Relieved(n_bytes)) => Ok(n_bytes),
+            Some(other) => unreachable!("asked for relief, answered with {other:?}"),
+            None => Err(self.0.ended()),
+        }
     }
 
     /// Whether both watch one engine.

@@ -22,6 +22,9 @@ const TURN: Duration = Duration::from_millis(2);
 /// For so long after something slow the guests of its user are taken for slow, those that are not known yet.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 
+/// How long a thread that has nothing to do is kept, but for the last.
+const KEPT: Duration = Duration::from_secs(10);
+
 /// What a slow guest has done quickly, one after the other, before it is taken for quick.
 const N_QUICK: u32 = 32;
 
@@ -45,6 +48,8 @@ pub(crate) struct MaskThreads(Arc<Shared>);
 struct Shared {
     /// What takes longer is slow.
     slow: Duration,
+    /// How long a thread that has nothing to do is kept.
+    kept: Duration,
     queue: Mutex<Queue>,
     /// There is something to do, or there never will be.
     called: Condvar,
@@ -211,8 +216,12 @@ impl Default for MaskThreads {
 
 impl MaskThreads {
     fn of(n_threads_max: usize, slow: Duration) -> Self {
+        Self::keeping(n_threads_max, slow, KEPT)
+    }
+
+    fn keeping(n_threads_max: usize, slow: Duration, kept: Duration) -> Self {
         let queue = Mutex::new(Queue { n_threads_max, ..Queue::default() });
-        Self(Arc::new(Shared { slow, queue, called: Condvar::new() }))
+        Self(Arc::new(Shared { slow, kept, queue, called: Condvar::new() }))
     }
 
     /// Starts the first thread, so that there is one whatever the system has later.
@@ -280,13 +289,28 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits to be called; whether that was within the time for which a thread that does nothing is kept. The only one waits on.
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> (MutexGuard<'a, Queue>, bool) {
+        if queue.n_threads == 1 {
+            return (self.called.wait(queue).unwrap_or_else(PoisonError::into_inner), true);
+        }
+        let (queue, waited) =
+            self.called.wait_timeout(queue, self.kept).unwrap_or_else(PoisonError::into_inner);
+        (queue, !waited.timed_out())
+    }
+
     fn serve(&self) {
         let mut queue = self.lock();
         while !queue.is_closed {
             let Some(Taken { actor, guest, work, is_slow: was_slow }) = queue.take() else {
                 queue.n_idle += 1;
-                queue = self.called.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                let has_come;
+                (queue, has_come) = self.wait(queue);
                 queue.n_idle -= 1;
+                if !has_come && queue.n_waiting == 0 && queue.n_threads > 1 {
+                    queue.n_threads -= 1;
+                    return;
+                }
                 continue;
             };
             queue.n_on_slow += usize::from(was_slow);
@@ -360,6 +384,34 @@ mod tests {
         go.send(()).expect("it waits");
         let order: Vec<(u32, u64)> = (0..6).map(|_| dones.recv_timeout(SOON).expect("done")).collect();
         assert_eq!(order, [(1, 10), (2, 20), (1, 11), (2, 20), (1, 12), (1, 10)]);
+    }
+
+    #[test]
+    fn threads_that_have_nothing_to_do_end_but_for_one() {
+        let threads = MaskThreads::keeping(3, SLOW, Duration::from_millis(5));
+        for _ in 0..3 {
+            let (done, dones) = mpsc::channel();
+            let gates = [1, 2, 3].map(|user| {
+                let ((gate, opened), done) = (mpsc::channel::<()>(), done.clone());
+                threads.run(&guest(user), move || {
+                    done.send(()).expect("it is waited for");
+                    opened.recv().expect("it is opened");
+                });
+                gate
+            });
+            for _ in &gates {
+                assert_eq!(dones.recv_timeout(SOON), Ok(()), "there is a thread for each");
+            }
+            assert_eq!(threads.0.lock().n_threads, 3);
+            for gate in gates {
+                gate.send(()).expect("it waits");
+            }
+            let begun = Instant::now();
+            while threads.0.lock().n_threads > 1 {
+                assert!(begun.elapsed() < SOON, "they end");
+                thread::yield_now();
+            }
+        }
     }
 
     #[test]

@@ -37,6 +37,7 @@ MEMORY   its linear memory
 IN VAIN  tokens that were decoded ahead or guessed and not wanted
 GUESSES  the part of guessed tokens that were right; - where none were guessed
 CACHED   tokens that the prefix cache spared
+REOPENED tokens of saved contexts that came from disk, and were not computed again
 WAITED   steps that went by while a context could have been in them
 
 --json has these by cause, and what each guest uses of its memory, time and budgets (used) and may use (limits), by the names
@@ -161,7 +162,7 @@ fn narrow(guests: &[GuestInfo], name_of: impl Fn(u32) -> String, n_cells: usize)
     table.render_in(n_cells)
 }
 
-fn table(guests: &[GuestInfo], name_of: impl Fn(u32) -> String) -> Table<16> {
+fn table(guests: &[GuestInfo], name_of: impl Fn(u32) -> String) -> Table<17> {
     let mut table = Table::new([
         ("GUEST", Align::Right),
         (USER, Align::Left),
@@ -177,6 +178,7 @@ fn table(guests: &[GuestInfo], name_of: impl Fn(u32) -> String) -> Table<16> {
         ("IN VAIN", Align::Right),
         ("GUESSES", Align::Right),
         ("CACHED", Align::Right),
+        ("REOPENED", Align::Right),
         ("WAITED", Align::Right),
         ("TIME", Align::Right),
     ]);
@@ -200,6 +202,7 @@ fn table(guests: &[GuestInfo], name_of: impl Fn(u32) -> String) -> Table<16> {
             guest.usage.n_tokens_in_vain.to_string(),
             acceptance(guest),
             guest.usage.n_tokens_cached.to_string(),
+            guest.usage.n_tokens_reopened.to_string(),
             guest.usage.n_steps_waited.to_string(),
             output::duration_ms(guest.elapsed_ms),
         ]);
@@ -266,6 +269,16 @@ mod tests {
         let guests = [GuestInfo { usage, ..guest(1, 7) }, guest(2, 7)];
         assert_eq!(guests.each_ref().map(acceptance), ["75%", "-"]);
         assert!(table(&guests, name_of).render().contains("GUESSES"));
+    }
+
+    #[test]
+    fn tokens_from_disk_are_in_the_wide_table() {
+        let usage = GuestUsage { n_tokens_cached: 3, n_tokens_reopened: 999, ..GuestUsage::default() };
+        let shown = table(&[GuestInfo { usage, ..guest(1, 7) }], name_of).render();
+        let (head, line) = shown.split_once('\n').expect("a line for the guest");
+        let column = |name: &str| head.find(name).expect("it is a column") + name.len();
+        assert!(line[..column("REOPENED")].ends_with(" 999"), "{shown}");
+        assert!(line[..column("CACHED")].ends_with(" 3"), "{shown}");
     }
 
     #[test]

@@ -37,8 +37,8 @@ Examples:
   trellis serve --config /etc/trellis.toml       under a service manager
 
 Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on nothing more and waits for what
-it is at, up to sessions.drain_ms (10 s); then it ends guests, their clients hear shutting_down, which may be
-tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
+it is at, up to sessions.drain_ms (10 s), of which guests are told, so that they may save what they have; then it ends guests, their
+clients hear shutting_down, which may be tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
@@ -46,6 +46,9 @@ what has changed and what waits for a restart. A file that is wrong changes noth
 
 SIGUSR2 has what lies at the path of the program now take its place, as `trellis upgrade` does: same process, same socket, nobody is
 refused. What has come of that is in the log.
+
+On Linux it hears when memory is short, by the kernel's pressure stall information or by what MEMORY_PRESSURE_WATCH names, and lets go
+of what it can compute or read again; MEMORY_PRESSURE_WATCH=/dev/null has it watch nothing.
 
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
@@ -284,6 +287,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
         never = upgrade(&daemon, &mut upgrades) => match never {},
+        never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
     let Some((successor, listener)) = daemon.upgrade().take() else {
@@ -408,6 +412,15 @@ async fn upgrade(daemon: &Daemon, signals: &mut UpgradeSignals) -> Infallible {
             tracing::error!(%error, "no program takes the place of this one, and nothing has changed");
         }
     }
+}
+
+/// Has the daemon let go of what it can have again while memory is short.
+async fn follow_pressure(daemon: &Daemon) -> Infallible {
+    #[cfg(target_os = "linux")]
+    crate::pressure::follow(daemon).await;
+    #[cfg(not(target_os = "linux"))]
+    let _ = daemon;
+    std::future::pending().await
 }
 
 /// What a service manager is told meanwhile.

@@ -48,6 +48,7 @@ wasmtime::component::bindgen!({
         "trellis:host/session.emit-tokens": async | trappable,
         "trellis:host/session.emit-json": async | trappable,
         "trellis:host/session.receive": async | trappable,
+        "trellis:host/session.next-event": async | trappable,
         default: trappable,
     },
     exports: { default: async },

@@ -123,6 +123,11 @@ impl Program {
         (N_COPIES_OF_CODE + n_kept) * self.0.n_code_bytes
     }
 
+    /// Whether nothing else has it: no guest runs it, and none is about to.
+    pub(crate) fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     /// The same, with its code kept.
     pub(crate) fn with_code(mut self, code: Arc<[u8]>) -> Self {
         // It is nobody else's yet.

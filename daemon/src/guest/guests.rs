@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -254,6 +255,14 @@ impl GuestHost {
         blocking(load).await
     }
 
+    /// Tells guests that the daemon goes on until then.
+    pub(crate) fn drain(&self, until: Instant) {
+        self.pool.drain(until);
+        if let Some(processes) = &self.processes {
+            processes.drain(until);
+        }
+    }
+
     /// Components that are being compiled or loaded, or wait to be.
     #[must_use]
     pub fn n_compiles(&self) -> usize {
@@ -339,6 +348,14 @@ impl GuestHost {
             Some(_) => Err(GuestError::NotRunning { id }),
             None => self.pool.stop(id, of),
         }
+    }
+
+    /// Lets go of components that are ready to start and that no guest runs, of so many bytes at most; they are read again from the
+    /// cache. Returns the bytes.
+    pub(crate) fn let_go_of_programs(&self, n_bytes_max: u64) -> u64 {
+        let taken = self.programs().take_unused(usize::try_from(n_bytes_max).unwrap_or(usize::MAX));
+        // Code goes back to the system here, while others find what there is.
+        taken.iter().map(|program| program.memory_bytes() as u64).sum()
     }
 
     /// Components that are ready to start, and the bytes of their code.

@@ -13,6 +13,7 @@
 //!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
 //!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are
 //!   what guests run on, `beside` has others for long work, with `rooms` for the texts in it; `policy` is the operator's, between a guest and its client.
+//!   `drain` tells guests that the daemon is on its way out.
 //! - Bounds: `memory` over all instances of the guest, `cpu` and `ticker` for processor time, `log` and `io` for output, the
 //!   account for everything that the engine and the host keep for it; `amounts` says what it uses of them, to lists and the log.
 //! - Must not happen: guest code in the daemon before it went through the compiling process; code from anywhere but the
@@ -28,6 +29,7 @@ mod compile;
 mod component;
 mod cpu;
 mod deadline;
+mod drain;
 mod error;
 mod flights;
 mod guest_models;

@@ -18,6 +18,7 @@ use super::amounts::{Amounts, log_end};
 use super::beside::Beside;
 use super::component::Program;
 use super::cpu::CpuClock;
+use super::drain::Drain;
 use super::error::{GuestEnd, GuestError};
 use super::guest_models::GuestModels;
 use super::io::GuestIo;
@@ -49,6 +50,7 @@ pub(crate) struct GuestPool {
     beside: Beside,
     /// Where grammars are tried out first, if not here.
     trials: Option<Arc<Trials>>,
+    drain: Drain,
 }
 
 impl std::fmt::Debug for GuestPool {
@@ -241,12 +243,18 @@ impl GuestPool {
         let runtime = Runtime::new(&limits, threads.look())?;
         let (running, beside) = (Mutex::default(), Beside::new());
         let codes = charges_code.then(Mutex::default);
-        Ok(Arc::new(Self { limits, models, runtime, running, codes, threads, beside, trials }))
+        let drain = Drain::default();
+        Ok(Arc::new(Self { limits, models, runtime, running, codes, threads, beside, trials, drain }))
     }
 
     /// Has threads without a guest be on the lookout for what guests wait for.
     pub(crate) fn listen_when_idle(&self, lookout: Arc<dyn Lookout>) {
         self.threads.look_out(lookout);
+    }
+
+    /// Tells guests that the daemon goes on until then.
+    pub(crate) fn drain(&self, until: Instant) {
+        self.drain.begin(until);
     }
 
     /// What components are loaded into.
@@ -307,6 +315,7 @@ impl GuestPool {
             arguments: launch.arguments,
             seed: launch.seed,
             client_deadline_ms: launch.deadline_ms,
+            drain: self.drain.watch(),
             io,
             tape,
             profile,

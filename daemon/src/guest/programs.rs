@@ -74,6 +74,28 @@ impl Programs {
         }
     }
 
+    /// Takes out programs that no guest runs, of so many bytes together at most, those first that were not used for longest.
+    pub(crate) fn take_unused(&mut self, n_bytes_max: usize) -> Vec<Program> {
+        let mut unused: Vec<(u64, blake3::Hash)> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.program.is_unused())
+            .map(|(&hash, entry)| (entry.last_use, hash))
+            .collect();
+        unused.sort_unstable_by_key(|&(last_use, _)| last_use);
+        let (mut taken, mut n_bytes) = (Vec::new(), 0);
+        for (_, hash) in unused {
+            let n_more = self.entries[&hash].program.memory_bytes();
+            if n_bytes + n_more > n_bytes_max {
+                continue;
+            }
+            n_bytes += n_more;
+            taken.extend(self.entries.remove(&hash).map(|entry| entry.program));
+        }
+        self.n_bytes -= n_bytes;
+        taken
+    }
+
     fn next_to_go(&self) -> Option<blake3::Hash> {
         let oldest_of = |user: Option<ActorId>| {
             let theirs =

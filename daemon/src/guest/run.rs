@@ -16,6 +16,7 @@ use super::beside::Beside;
 use super::component::Program;
 use super::cpu::CpuClock;
 use super::deadline::Deadline;
+use super::drain::DrainWatch;
 use super::error::{GuestEnd, GuestFault};
 use super::guest_models::GuestModels;
 use super::io::{GuestIo, OutputSender};
@@ -84,6 +85,7 @@ pub(crate) struct Birth {
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
     pub(crate) client_deadline_ms: Option<u64>,
+    pub(crate) drain: DrainWatch,
     pub(crate) io: GuestIo,
     /// Where its calls are noted, or read.
     pub(crate) tape: Option<Arc<Tape>>,
@@ -128,7 +130,8 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, trials, arguments, seed, io, tape, profile, .. } = birth;
+    let Birth { vitals, program, limits, beside, trials, arguments, seed, drain, io, tape, profile, .. } =
+        birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -147,6 +150,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
         arguments,
         seed,
         deadline,
+        drain,
         date: Date::from_unix_s(now_s),
         n_run_keys: 0,
         answer: Vec::new(),

@@ -13,6 +13,7 @@ use super::bindings::trellis::host::types::BudgetLimit;
 use super::bindings::trellis::host::types::Error as ApiError;
 use super::cpu::CpuClock;
 use super::deadline::Deadline;
+use super::drain::DrainWatch;
 use super::error::GuestFault;
 use super::guest_models::GuestModels;
 use super::host::types::HostError;
@@ -46,6 +47,7 @@ pub(crate) struct GuestState {
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
     pub(crate) deadline: Arc<Deadline>,
+    pub(crate) drain: DrainWatch,
     /// The day on which the guest was started, for chat templates.
     pub(crate) date: Option<Date>,
     pub(crate) n_run_keys: u64,

@@ -84,6 +84,7 @@ impl Coming {
             | ToGuests::Counted { .. }
             | ToGuests::Steps { .. }
             | ToGuests::Lent { .. }
+            | ToGuests::Drain { .. }
             | ToGuests::EngineEnded { .. } => true,
             ToGuests::Credit { guest, .. }
             | ToGuests::ClientGone { guest }

@@ -206,6 +206,9 @@ impl Inside {
                 self.programs.remove(&hash);
             }
             ToGuests::Start(start) => self.start(*start)?,
+            ToGuests::Drain { left_ms } => {
+                self.pool.drain(Instant::now() + Duration::from_millis(left_ms));
+            }
             ToGuests::Credit { guest, n_bytes } => self.order(Order::Credit { guest, n_bytes }),
             ToGuests::ClientGone { guest } => self.order(Order::ClientGone { guest }),
             ToGuests::Message { guest, text } => self.order(Order::Message { guest, text }),

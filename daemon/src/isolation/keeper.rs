@@ -240,6 +240,12 @@ impl Keeper {
         }
     }
 
+    /// Tells the guests how long the daemon goes on.
+    pub(crate) fn tell_of_drain(&self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        self.outgoing.put(ToGuests::Drain { left_ms: left.as_millis() as u64 });
+    }
+
     /// Tells what is loaded where.
     fn announce(self: &Arc<Self>) {
         let News { engines, models } = {

@@ -55,6 +55,8 @@ pub(crate) enum ToGuests {
     ClientGone { guest: GuestId },
     /// A message of the client.
     Message { guest: GuestId, text: String },
+    /// The daemon is on its way out, and goes on for so long.
+    Drain { left_ms: u64 },
     /// There will be no more messages.
     InputClosed { guest: GuestId },
     /// A guest is to end.

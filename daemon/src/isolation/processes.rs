@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Handle, Runtime};
@@ -40,6 +40,8 @@ pub(crate) struct GuestProcesses {
     limits: Arc<GuestLimits>,
     models: Models,
     keepers: Mutex<HashMap<ActorId, Arc<Keeper>>>,
+    /// How long the daemon goes on, once it is on its way out.
+    drained: OnceLock<Instant>,
     n_begun: AtomicU64,
     together: Together,
     runtime: OwnRuntime,
@@ -78,9 +80,9 @@ impl GuestProcesses {
     ) -> Result<Arc<Self>, GuestError> {
         let no_runtime = |error| GuestError::Runtime { reason: format!("no thread for processes: {error}") };
         let runtime = OwnRuntime::start().map_err(no_runtime)?;
-        let (keepers, n_begun) = (Mutex::default(), AtomicU64::new(0));
+        let (keepers, drained, n_begun) = (Mutex::default(), OnceLock::new(), AtomicU64::new(0));
         let together = Together::new(limits.process_bytes(machine::memory_bytes()).all_guests);
-        Ok(Arc::new(Self { exe, limits, models, keepers, n_begun, together, runtime }))
+        Ok(Arc::new(Self { exe, limits, models, keepers, drained, n_begun, together, runtime }))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, Arc<Keeper>>> {
@@ -165,6 +167,9 @@ impl GuestProcesses {
             self.models.clone(),
             self.runtime.handle().clone(),
         );
+        if let Some(until) = self.drained.get() {
+            keeper.tell_of_drain(*until);
+        }
         self.runtime.handle().spawn(self.clone().keep(actor, keeper.clone()));
         keepers.insert(actor, keeper.clone());
         keeper
@@ -244,6 +249,15 @@ impl GuestProcesses {
     /// The process of this user's guests, if there is one.
     pub(crate) fn pid_of(&self, actor: ActorId) -> Option<u32> {
         self.lock().get(&actor).and_then(|keeper| keeper.pid())
+    }
+
+    /// Tells all guests that the daemon goes on until then.
+    pub(crate) fn drain(&self, until: Instant) {
+        // No process begins in between and hears nothing.
+        let keepers = self.lock();
+        if self.drained.set(until).is_ok() {
+            keepers.values().for_each(|keeper| keeper.tell_of_drain(until));
+        }
     }
 
     /// Ends all processes, and their guests with them.

@@ -97,6 +97,16 @@ pub const METRICS: &[Metric] = &[
         &[],
         "On disk of contexts that guests saved; not where none are kept on disk, nor for who may not see others, nor over HTTP.",
     ),
+    counter(
+        "trellis_memory_pressure_events",
+        &[],
+        "Times at which the machine, or the daemon's control group, was short of memory, and the daemon let go of what it could.",
+    ),
+    counter(
+        "trellis_memory_pressure_released_bytes",
+        &["what"],
+        "Of host memory that went then: kv, computed again when it is needed, or programs, read from the cache again.",
+    ),
     gauge("trellis_models_loading", &[], "Models that are being loaded."),
     histogram(
         "trellis_model_load_duration_seconds",

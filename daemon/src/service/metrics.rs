@@ -48,6 +48,7 @@ impl HostService {
         if sees_others {
             self.add_charged(&mut exposition).await;
         }
+        self.reliefs.add_to(&mut exposition);
         exposition.add("trellis_models_loading", [([], self.loader.news().loading().len() as f64)]);
         self.loader.news().loads().add_to(&mut exposition);
         add_models(&mut exposition, &models);

@@ -18,6 +18,7 @@ mod limits;
 mod metrics;
 mod policed;
 mod registry;
+mod relief;
 mod told;
 
 use std::path::PathBuf;
@@ -40,6 +41,7 @@ use self::components::Components;
 pub(crate) use self::errors::{ended, over_host_bytes, refused};
 use self::limits::{InUse, KvUsed, Share};
 use self::registry::Registry;
+use self::relief::Reliefs;
 use self::told::{
     add_model, amounts, device_info, device_names, model_info, n_pages_free, resident_bytes, usage, whole_ms,
 };
@@ -74,6 +76,7 @@ pub struct HostService {
     registry: Registry,
     catalog: Catalog,
     busy_seen: BusySeen,
+    reliefs: Reliefs,
     components: Arc<Components>,
     accounts: Arc<Accounts>,
     permissions: Arc<Live<Permissions>>,
@@ -115,6 +118,7 @@ impl HostService {
             shutdown,
             started,
             busy_seen: BusySeen::default(),
+            reliefs: Reliefs::default(),
         }
     }
 

@@ -32,8 +32,8 @@ pub struct SessionLimits {
     pub hello_ms: u64,
     /// Time that a guest may take to end once it is told to; also what a closing connection may take to send what is left.
     pub stop_ms: u64,
-    /// Time that guests, uploads and loads have to end by themselves once the daemon is told to, in which it takes on no others. The
-    /// rest is ended then, with an error that may be tried again.
+    /// Time that guests, uploads and loads have to end by themselves once the daemon is told to, in which it takes on no others; guests
+    /// are told how much of it is left. The rest is ended then, with an error that may be tried again.
     pub drain_ms: u64,
 }
 

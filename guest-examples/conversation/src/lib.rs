@@ -9,6 +9,9 @@
 //! - `{"save": "NAME"}` keeps what is computed under a name, `{"open": "NAME"}` takes it from there: what that has in common with the
 //!   conversation is not computed again.
 //!
+//! Where the daemon is about to end, a conversation that was saved or opened under a name is saved under it once more, with the answer
+//! that was under way: `{"kept": "NAME"}` is the last word. A guest of the next daemon opens it.
+//!
 //! The first reply is `{"ready": "tiny"}` with the model, then there is one for each request: `{"done": 57}`, with the tokens that the
 //! context holds, or `{"failed": "why"}`. Before that of an answer comes the answer in numbers, `{"answered": {"ending": "complete", …}}`.
 //! It follows no paper: that a client may change its mind is what it shows.
@@ -23,7 +26,7 @@ use serde::Deserialize;
 use serde_json::json;
 use trellis_guest::{
     Args, Chat, ChatEnd, Context, Error, FinishReason, Inbox, Model, Result, Sampler, emit, emit_json,
-    receive_json, seed, try_receive, usage,
+    leaving, receive_json_until_leaving, seed, try_receive, usage,
 };
 
 trellis_guest::main!(run);
@@ -51,27 +54,26 @@ struct Settings {
 fn run() -> Result {
     Args::of_session("conversation").optional_text()?;
     let model = Model::open_default()?;
-    let (mut chat, mut context) = (Chat::new(), model.context()?);
+    let (mut chat, mut context, mut kept) = (Chat::new(), model.context()?, None);
     emit_json(&json!({ "ready": model.info().name }))?;
     let failed = |why: Error| json!({ "failed": why.to_string() });
-    while let Some(request) = receive_json()? {
-        let done = match request {
-            Request::Clear => {
-                chat = Chat::new();
-                Ok(())
-            }
-            Request::Message { role, content } => {
-                chat.push(&role, &content);
-                Ok(())
-            }
-            Request::Answer(settings) => answer(&settings, &mut chat, &context),
+    while let Some(request) = receive_json_until_leaving()? {
+        let mut done = Ok(());
+        match request {
+            Request::Clear => (chat, kept) = (Chat::new(), None),
+            Request::Message { role, content } => chat.push(&role, &content),
+            Request::Answer(settings) => done = answer(&settings, &mut chat, &context),
             Request::Stop => continue,
-            Request::Save(name) => context.save(&name),
-            Request::Open(name) => model.saved_context(&name).map(|saved| context = saved),
-        };
+            Request::Save(name) => done = context.save(&name).map(|()| kept = Some(name)),
+            Request::Open(name) => {
+                done = model.saved_context(&name).map(|saved| (context, kept) = (saved, Some(name)));
+            }
+        }
         emit_json(&done.map_or_else(failed, |()| json!({ "done": context.length() })))?;
     }
-    Ok(())
+    let Some(name) = kept.filter(|_| leaving().is_some()) else { return Ok(()) };
+    context.save(&name)?;
+    emit_json(&json!({ "kept": name }))
 }
 
 fn answer(settings: &Settings, chat: &mut Chat, context: &Context) -> Result {
@@ -94,7 +96,9 @@ fn answer(settings: &Settings, chat: &mut Chat, context: &Context) -> Result {
     while !is_stopped && let Some(piece) = stream.next().transpose()? {
         emit(&piece)?;
         said.push_str(&piece);
-        is_stopped = matches!(try_receive()?, Inbox::Message(_));
+        // The rest of the daemon's time is for saving it.
+        let is_late = leaving().is_some_and(|left| left.as_secs() < 2);
+        is_stopped = is_late || matches!(try_receive()?, Inbox::Message(_));
     }
     let is_full = stream.tokens().finish() == Some(FinishReason::MaxTokens);
     chat.push("assistant", &said);

@@ -117,8 +117,9 @@ pub use random::{Random, fork_seed};
 pub use rejection::Passed;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
-    Causes, Inbox, Limit, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, limits, log,
-    messages, receive, receive_json, receive_within, seed, time_left, try_receive, usage,
+    Causes, Event, Inbox, Limit, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, leaving,
+    limits, log, messages, next_event, receive, receive_json, receive_json_until_leaving, receive_within,
+    seed, time_left, try_receive, usage,
 };
 pub use softmax::log_softmax;
 pub use steering::Steering;

@@ -10,7 +10,7 @@ use crate::panics::expect_host;
 use crate::{Error, Result, Token};
 
 #[doc(inline)]
-pub use raw::{Causes, Inbox, Limit, LogLevel, Meter, Usage};
+pub use raw::{Causes, Event, Inbox, Limit, LogLevel, Meter, Usage};
 
 /// Bytes that every host takes in one call, unless it was told to take less.
 const PIECE_BYTES: usize = 64 << 10;
@@ -85,9 +85,40 @@ pub fn try_receive() -> Result<Inbox> {
 /// # Errors
 /// As [`emit`].
 pub fn receive_within(time: Duration) -> Result<Inbox> {
-    let wait_ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
     expect_host();
-    Ok(raw::receive(Some(wait_ms))?)
+    Ok(raw::receive(Some(whole_ms(time)))?)
+}
+
+/// Rounded up.
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// The next message of the client, or that the daemon is about to end, as soon as that is known: for a guest that has something
+/// to save then. Waits this long at most, in whole milliseconds, rounded up; as long as it takes where there is no time given. Once
+/// the daemon is on its way out, each call says so at once; [`receive`] gives what messages there are.
+///
+/// # Errors
+/// As [`emit`].
+pub fn next_event(wait: Option<Duration>) -> Result<Event> {
+    expect_host();
+    Ok(raw::next_event(wait.map(whole_ms))?)
+}
+
+/// How long the daemon goes on, once it is on its way out; none as long as it is not. Then guests are ended, unless all have come to
+/// their ends before. A guest that computes for long may ask between tokens, and save what it has:
+///
+/// ```no_run
+/// # fn save(context: &trellis_guest::Context) -> trellis_guest::Result {
+/// if trellis_guest::leaving().is_some() {
+///     context.save("half done")?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub fn leaving() -> Option<Duration> {
+    expect_host();
+    raw::leaving_ms().map(Duration::from_millis)
 }
 
 /// The next message that the client sends, as JSON; none once it will send no more.
@@ -96,6 +127,18 @@ pub fn receive_within(time: Duration) -> Result<Inbox> {
 /// [`Error::InvalidArgument`] when the message is not JSON, or not of a `T`; it is gone then. Otherwise as [`emit`].
 pub fn receive_json<T: DeserializeOwned>() -> Result<Option<T>> {
     receive()?.map(|message| parse(&message)).transpose()
+}
+
+/// As [`receive_json`]; none also as soon as the daemon is on its way out, of which [`leaving`] tells.
+///
+/// # Errors
+/// As [`receive_json`].
+pub fn receive_json_until_leaving<T: DeserializeOwned>() -> Result<Option<T>> {
+    match next_event(None)? {
+        Event::Message(message) => parse(&message).map(Some),
+        Event::Leaving(_) | Event::Closed => Ok(None),
+        Event::NothingYet => unreachable!("the host waits as long as it takes"),
+    }
 }
 
 fn parse<T: DeserializeOwned>(message: &str) -> Result<T> {

@@ -19,7 +19,7 @@ async fn start(name: &str, arguments: &[&str]) -> Guest {
 }
 
 /// The next JSON that a guest sends; none once it has ended, and it has ended well.
-async fn next_json(guest: &mut Guest) -> Option<Value> {
+pub(crate) async fn next_json(guest: &mut Guest) -> Option<Value> {
     while let Some(event) = guest.next().await {
         if let Event::Json { json } = event.expect("it ends well") {
             return Some(serde_json::from_str(&json).expect("it is JSON"));
@@ -257,7 +257,7 @@ pub(crate) async fn chat_server(name: &str) {
 }
 
 /// Sends a request, and hears so many replies and the text before them.
-async fn replies(guest: &mut Guest, request: Value, n: usize) -> (String, Vec<Value>) {
+pub(crate) async fn replies(guest: &mut Guest, request: Value, n: usize) -> (String, Vec<Value>) {
     guest.send(request.to_string()).await.expect("it listens");
     let (mut text, mut replies) = (String::new(), Vec::new());
     while replies.len() < n {

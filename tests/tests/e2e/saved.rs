@@ -21,7 +21,7 @@ const N_TOKENS: usize = 1000;
 const N_DRAWN: usize = 4;
 
 /// A text of as many tokens.
-fn text() -> String {
+pub(crate) fn text() -> String {
     let model = models::bundled("tiny");
     let n_tokens = |text: &str| model.tokenizer.encode(text, SpecialTokens::Parse).expect("it is text").len();
     let mut text = "<|begin_of_text|>".to_owned();
@@ -42,10 +42,10 @@ fn files(state: &Path) -> Vec<String> {
 }
 
 /// A guest that does with saved contexts what it is told.
-struct Keeper(Guest);
+pub(crate) struct Keeper(Guest);
 
 impl Keeper {
-    async fn begin(served: &Served) -> Self {
+    pub(crate) async fn begin(served: &Served) -> Self {
         Self::with_model(served, "tiny").await
     }
 
@@ -57,7 +57,7 @@ impl Keeper {
     }
 
     /// What it answers: the tokens before the word, and the word.
-    async fn tell(&mut self, message: String) -> (Vec<u32>, String) {
+    pub(crate) async fn tell(&mut self, message: String) -> (Vec<u32>, String) {
         self.0.send(message).await.expect("it listens");
         let mut tokens = Vec::new();
         loop {
@@ -69,7 +69,7 @@ impl Keeper {
         }
     }
 
-    async fn end(mut self) -> GuestUsage {
+    pub(crate) async fn end(mut self) -> GuestUsage {
         self.0.end_messages().await.expect("it listens");
         self.0.wait().await.expect("it ends well");
         self.0.usage().expect("it has ended").clone()
@@ -117,6 +117,16 @@ fn reopened_after(end: Signal, isolation: Isolation) {
         let (tokens, word) = keeper.tell("open story".to_owned()).await;
         assert_eq!(word, "opened");
         assert_eq!(tokens, wanted, "token for token what the daemon before drew");
+        let n_reopened = (N_TOKENS - 1).to_string();
+        for (view, shown) in
+            [("--wide", n_reopened.clone()), ("--json", format!("\"n_tokens_reopened\":{n_reopened}"))]
+        {
+            until("it is listed so", async || {
+                let listed = daemons::output(&mut served.trellis(&["ps", view]));
+                String::from_utf8_lossy(&listed.stdout).contains(&shown)
+            })
+            .await;
+        }
         let usage = keeper.end().await;
         // The last token was never computed: whoever draws after it computes it.
         assert_eq!((usage.n_tokens_reopened, usage.n_tokens_cached), (N_TOKENS as u64 - 1, 0), "{usage:?}");

@@ -247,6 +247,14 @@ impl Backend for CpuBackend {
         })
     }
 
+    fn can_release_host_pages(&self) -> bool {
+        true
+    }
+
+    fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
+        self.kv.release_host_pages(free)
+    }
+
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         moves.iter().for_each(|&(src, dst)| self.kv.copy(src, dst));
         Ok(())

@@ -62,13 +62,24 @@ pub(super) struct KvPages {
     /// Those that have memory.
     n_pages: usize,
     device: Vec<Mapped>, // [n_pages / N_GRANULE_PAGES], each [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
-    host: Mapped,        // [n_host_pages, n_layers, n_kv_heads, head_len]
+    host: Vec<HostGranule>,
 }
+
+/// Pages of host memory that go back to the system together.
+struct HostGranule {
+    memory: Mapped, // [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
+    /// A bit for each page that was written to since the memory came from the system.
+    written: u64,
+}
+
+const _: () = assert!(N_GRANULE_PAGES == u64::BITS as usize, "a granule has a bit for each of its pages");
 
 impl KvPages {
     /// `None` when the memory cannot be had.
     pub(super) fn new(layout: PageLayout, n_pages: usize, n_host_pages: usize) -> Option<Self> {
-        let host = Mapped::new(n_host_pages.checked_mul(layout.page_len())?)?;
+        let granule =
+            || Some(HostGranule { memory: Mapped::new(N_GRANULE_PAGES * layout.page_len())?, written: 0 });
+        let host = (0..n_host_pages.div_ceil(N_GRANULE_PAGES)).map(|_| granule()).collect::<Option<_>>()?;
         let mut pages = Self { layout, n_pages: 0, device: Vec::new(), host };
         pages.resize(n_pages).then_some(pages)
     }
@@ -170,15 +181,36 @@ impl KvPages {
     }
 
     pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {
-        let len = self.layout.page_len();
-        let (from, dst) = (self.in_granule(src), dst.0 as usize * len);
-        self.host[dst..dst + len].copy_from_slice(&self.device[granule_of(src)][from]);
+        let (from, to) = (self.in_granule(src), self.in_host_granule(dst));
+        let granule = &mut self.host[host_granule_of(dst)];
+        granule.memory[to].copy_from_slice(&self.device[granule_of(src)][from]);
+        granule.written |= bit_of(dst);
     }
 
     pub(super) fn swap_in(&mut self, src: HostPageId, dst: PageId) {
-        let len = self.layout.page_len();
-        let (src, to) = (src.0 as usize * len, self.in_granule(dst));
-        self.device[granule_of(dst)][to].copy_from_slice(&self.host[src..src + len]);
+        let (from, to) = (self.in_host_granule(src), self.in_granule(dst));
+        self.device[granule_of(dst)][to].copy_from_slice(&self.host[host_granule_of(src)].memory[from]);
+    }
+
+    /// Gives the memory of granules back to the system that have been written to, and of whose pages those are free. Returns the bytes
+    /// that were written.
+    pub(super) fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
+        let mut free_in = vec![0; self.host.len()];
+        for &page in free {
+            free_in[host_granule_of(page)] |= bit_of(page);
+        }
+        let page_bytes = (self.layout.page_len() * size_of::<f32>()) as u64;
+        let mut n_bytes = 0;
+        for (granule, free) in self.host.iter_mut().zip(free_in) {
+            if granule.written == 0 || granule.written & !free != 0 {
+                continue;
+            }
+            // Where there is no other mapping to be had, the memory stays.
+            let Some(memory) = Mapped::new(granule.memory.len()) else { continue };
+            n_bytes += u64::from(granule.written.count_ones()) * page_bytes;
+            *granule = HostGranule { memory, written: 0 };
+        }
+        n_bytes
     }
 
     /// What makes the bytes of a page those of this layout and of this kind of processor.
@@ -190,24 +222,33 @@ impl KvPages {
 
     /// What is in a page.
     pub(super) fn bytes(&self, page: KvPlace) -> &[u8] {
-        let len = self.layout.page_len();
         let elements = match page {
             KvPlace::Device(page) => &self.device[granule_of(page)][self.in_granule(page)],
-            KvPlace::Host(page) => &self.host[page.0 as usize * len..][..len],
+            KvPlace::Host(page) => &self.host[host_granule_of(page)].memory[self.in_host_granule(page)],
         };
         elements.as_bytes()
     }
 
     /// Fills a page of host memory.
     pub(super) fn fill(&mut self, page: HostPageId, bytes: &[u8]) {
-        let len = self.layout.page_len();
-        self.host[page.0 as usize * len..][..len].as_mut_bytes().copy_from_slice(bytes);
+        let at = self.in_host_granule(page);
+        let granule = &mut self.host[host_granule_of(page)];
+        granule.memory[at].as_mut_bytes().copy_from_slice(bytes);
+        granule.written |= bit_of(page);
     }
 
     /// Where a page lies in its granule.
     fn in_granule(&self, page: PageId) -> Range<usize> {
+        self.at(page.0)
+    }
+
+    fn in_host_granule(&self, page: HostPageId) -> Range<usize> {
+        self.at(page.0)
+    }
+
+    fn at(&self, page_idx: u32) -> Range<usize> {
         let len = self.layout.page_len();
-        let start = page.0 as usize % N_GRANULE_PAGES * len;
+        let start = page_idx as usize % N_GRANULE_PAGES * len;
         start..start + len
     }
 
@@ -237,6 +278,15 @@ fn granule_of(page: PageId) -> usize {
     page.0 as usize / N_GRANULE_PAGES
 }
 
+fn host_granule_of(page: HostPageId) -> usize {
+    page.0 as usize / N_GRANULE_PAGES
+}
+
+/// The bit of a page in its granule.
+fn bit_of(page: HostPageId) -> u64 {
+    1 << (page.0 as usize % N_GRANULE_PAGES)
+}
+
 /// Zeroes that cost no memory before they are touched, and go back to the system when they are dropped: what the process's
 /// allocator gives out it may zero at once, and keep.
 struct Mapped(MmapMut);
@@ -259,5 +309,36 @@ impl Deref for Mapped {
 impl DerefMut for Mapped {
     fn deref_mut(&mut self) -> &mut [f32] {
         <[f32]>::mut_from_bytes(&mut self.0).expect("a mapping begins with a page and is whole numbers long")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_host_pages_goes_back_by_granules_of_which_all_that_was_written_is_free() {
+        let layout = PageLayout { n_layers: 1, n_kv_heads: 1, head_dim: 16 };
+        let page_bytes = (layout.page_len() * size_of::<f32>()) as u64;
+        let n_host_pages = N_GRANULE_PAGES + 3;
+        let mut pages = KvPages::new(layout, N_GRANULE_PAGES, n_host_pages).expect("there is memory");
+        let host = |idx: usize| HostPageId(idx as u32);
+        let all: Vec<HostPageId> = (0..n_host_pages).map(host).collect();
+        assert_eq!(pages.release_host_pages(&all), 0, "nothing was written");
+        let bytes = |value: u8| vec![value; page_bytes as usize];
+        for idx in [0, 1, N_GRANULE_PAGES + 2] {
+            pages.fill(host(idx), &bytes(idx as u8 + 1));
+        }
+        let but_the_first: Vec<HostPageId> = all[1..].to_vec();
+        assert_eq!(pages.release_host_pages(&but_the_first), page_bytes, "the first granule has one in use");
+        assert_eq!(pages.bytes(KvPlace::Host(host(0))), bytes(1));
+        assert_eq!(pages.bytes(KvPlace::Host(host(N_GRANULE_PAGES + 2))), bytes(0), "it is new memory");
+        assert_eq!(pages.release_host_pages(&all), 2 * page_bytes);
+        assert_eq!(pages.release_host_pages(&all), 0, "it is gone");
+        pages.fill(host(1), &bytes(7));
+        pages.swap_in(host(1), PageId(3));
+        pages.swap_out(PageId(3), host(N_GRANULE_PAGES));
+        assert_eq!(pages.bytes(KvPlace::Host(host(N_GRANULE_PAGES))), bytes(7));
+        assert_eq!(pages.release_host_pages(&all), 2 * page_bytes);
     }
 }

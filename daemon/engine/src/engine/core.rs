@@ -1,6 +1,5 @@
 //! The engine as a value: operations go in, the device works, completions come out. It has no thread, waits for nothing and
 //! reads no clock.
-//!
 //! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for.
 //! Models come and go; a step is of the one whose users are furthest behind.
 
@@ -44,6 +43,8 @@ pub(super) enum EngineInput {
     Add(Newcomer),
     /// All models together are to have so many bytes of KV memory.
     SetKvBytes { kv_bytes: u64, tag: Tag },
+    /// So many bytes of KV in host memory at most are to be given up.
+    Relieve { n_bytes: u64, tag: Tag },
     /// An archive has something for a model, or wants something of it.
     FromArchive(ModelId, FromArchive),
     /// A model is to go.
@@ -197,6 +198,7 @@ impl Core {
                 EngineInput::Operation(operation) => price_ns = self.apply(operation),
                 EngineInput::Add(newcomer) => self.add(newcomer),
                 EngineInput::SetKvBytes { kv_bytes, tag } => self.note_kv_bytes(kv_bytes, tag),
+                EngineInput::Relieve { n_bytes, tag } => self.relieve(n_bytes, tag),
                 EngineInput::FromArchive(model, what) => self.note_archive(model, what),
                 EngineInput::Remove(model) => self.note_remove(model),
                 EngineInput::Shutdown => return Ok(Next::Stop),

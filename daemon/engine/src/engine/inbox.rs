@@ -375,6 +375,7 @@ impl Inbox {
                 EngineInput::Add(newcomer)
             }
             Message::SetKvBytes { kv_bytes, tag } => EngineInput::SetKvBytes { kv_bytes, tag },
+            Message::Relieve { n_bytes, tag } => EngineInput::Relieve { n_bytes, tag },
             Message::FromArchive { model, what } => EngineInput::FromArchive(model, what),
             Message::Remove { model, to } => {
                 self.leavers.insert(model, to);

@@ -456,6 +456,11 @@ impl PageTable {
         self.now.step = self.now.step.max(step);
     }
 
+    /// Pages of host memory in which no block is.
+    pub(crate) fn free_host_pages(&self) -> &[HostPageId] {
+        &self.free_host_pages
+    }
+
     pub(crate) fn n_on_host(&self) -> usize {
         self.n_host_pages - self.free_host_pages.len()
     }

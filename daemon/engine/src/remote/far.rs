@@ -116,6 +116,7 @@ impl Inward for Asking {
             // Models, memory and archives are the daemon's business.
             Message::Add { .. }
             | Message::SetKvBytes { .. }
+            | Message::Relieve { .. }
             | Message::FromArchive { .. }
             | Message::Remove { .. }
             | Message::Shutdown => return,

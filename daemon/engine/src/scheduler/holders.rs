@@ -135,6 +135,13 @@ impl Holders {
         let _ = self.order.remove(&holder) || self.aside.remove(&holder);
     }
 
+    /// All of them, those that lose what they have first at the beginning.
+    pub(super) fn in_order(&self) -> Vec<Victim> {
+        let mut all: Vec<&Holder> = self.order.iter().chain(&self.aside).collect();
+        all.sort_unstable();
+        all.into_iter().map(|holder| holder.victim.clone()).collect()
+    }
+
     /// The one in the order that follows.
     fn next(&self, after: Option<&Holder>) -> Option<&Holder> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);

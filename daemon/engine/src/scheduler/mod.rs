@@ -59,6 +59,7 @@ mod parts;
 mod plan;
 mod prefill;
 mod price;
+mod relief;
 mod resize;
 mod returns;
 mod room;

@@ -44,6 +44,8 @@ pub(super) enum Reply {
     Done(u64),
     /// Why it could not.
     Failed(String),
+    /// Under which name it has kept what is computed, since the daemon is about to end. It says no more.
+    Kept(String),
 }
 
 /// An answer in numbers.
@@ -240,7 +242,11 @@ impl Partner {
                 },
                 event = self.guest.next() => match event {
                     Some(Ok(Event::Json { json })) => {
-                        return serde_json::from_str(&json).map_err(|_| out_of_turn(&json).into());
+                        match serde_json::from_str(&json).map_err(|_| out_of_turn(&json))? {
+                            // What it is asked for will be asked of another one.
+                            Reply::Kept(_) => {}
+                            reply => return Ok(reply),
+                        }
                     }
                     Some(Ok(event)) => {
                         screen.show(&event)?;
@@ -323,6 +329,7 @@ mod tests {
             (r#"{"ready":"tiny"}"#, Reply::Ready("tiny".to_owned())),
             (r#"{"done":57}"#, Reply::Done(57)),
             (r#"{"failed":"no"}"#, Reply::Failed("no".to_owned())),
+            (r#"{"kept":"chat/sums"}"#, Reply::Kept("chat/sums".to_owned())),
         ] {
             assert_eq!(serde_json::from_str::<Reply>(json).expect("it is one"), reply);
         }

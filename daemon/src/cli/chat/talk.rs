@@ -168,8 +168,16 @@ impl Talk {
             return Ok((partner, true));
         }
         let mut partner = self.start(self.model.clone()).await?;
-        let Self { conversation, screen, presses, .. } = self;
+        let Self { conversation, screen, presses, name, .. } = self;
         partner.tell(conversation, screen, presses).await?;
+        if let Some(name) = name {
+            let context = format!("{CONTEXT_PREFIX}{name}");
+            match partner.done(&Request::Open(&context), screen, presses).await {
+                // Without it the model reads all again.
+                Ok(_) | Err(Silence::Refused(_)) => {}
+                Err(silence) => return Err(silence),
+            }
+        }
         Ok((partner, false))
     }
 

@@ -8,7 +8,9 @@ use trellis_engine::account::Resource;
 
 use super::convert::invalid;
 use super::types::HostError;
-use crate::guest::bindings::trellis::host::session::{Causes, Host, Inbox, Limit, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{
+    Causes, Event, Host, Inbox, Limit, LogLevel, Meter, Usage,
+};
 use crate::guest::bindings::trellis::host::types::{BudgetLimit, Error as ApiError};
 use crate::guest::inbox::Received;
 use crate::guest::io::{self, GuestOutput, OutputRefused, OutputSender};
@@ -97,6 +99,25 @@ impl Host for GuestState {
         Ok(received.map_or(Inbox::Closed, Inbox::Message))
     }
 
+    async fn next_event(&mut self, wait_ms: Option<u64>) -> Result<Event, HostError> {
+        if let Some(left_ms) = self.drain.left_ms() {
+            return Ok(Event::Leaving(left_ms));
+        }
+        let mut drain = self.drain.clone();
+        let received = tokio::select! {
+            biased;
+            // What is not received yet stays in the inbox.
+            () = drain.begun() => None,
+            received = self.receive(wait_ms) => Some(received?),
+        };
+        Ok(match received {
+            Some(Inbox::Message(message)) => Event::Message(message),
+            Some(Inbox::NothingYet) => Event::NothingYet,
+            Some(Inbox::Closed) => Event::Closed,
+            None => Event::Leaving(self.drain.left_ms().unwrap_or_default()),
+        })
+    }
+
     fn log(&mut self, level: LogLevel, line: String) -> wasmtime::Result<()> {
         let level = match level {
             LogLevel::Debug => io::LogLevel::Debug,
@@ -164,6 +185,10 @@ impl Host for GuestState {
 
     fn deadline_ms(&mut self) -> wasmtime::Result<u64> {
         Ok(self.deadline.left().as_millis() as u64)
+    }
+
+    fn leaving_ms(&mut self) -> wasmtime::Result<Option<u64>> {
+        Ok(self.drain.left_ms())
     }
 
     fn seed(&mut self) -> wasmtime::Result<u64> {

@@ -19,7 +19,7 @@ use crate::guest::bindings::trellis::host::decoding::{
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::programs::Definition;
-use crate::guest::bindings::trellis::host::session::{Inbox, Limit, LogLevel, Usage};
+use crate::guest::bindings::trellis::host::session::{Event, Inbox, Limit, LogLevel, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, EndedGeneration, FinishReason, GenerateRequest, GenerationProgress, StreamOptions,
 };
@@ -345,10 +345,12 @@ taped!(session::Host, "session." {
     async fn emit_tokens(tokens: Vec<u32>) -> Result<(), HostError>;
     async fn emit_json(json: String) -> Result<(), HostError>;
     async fn receive(wait_ms: Option<u64>) -> Result<Inbox, HostError>;
+    async fn next_event(wait_ms: Option<u64>) -> Result<Event, HostError>;
     fn log(level: LogLevel, line: String) -> wasmtime::Result<()>;
     fn get_usage() -> wasmtime::Result<Usage>;
     fn limits() -> wasmtime::Result<Vec<Limit>>;
     fn call_bytes() -> wasmtime::Result<u64>;
     fn deadline_ms() -> wasmtime::Result<u64>;
+    fn leaving_ms() -> wasmtime::Result<Option<u64>>;
     fn seed() -> wasmtime::Result<u64>;
 });

@@ -1,6 +1,7 @@
 //! The host API called as the generated bindings call it.
 
 mod calls;
+mod events;
 mod forced;
 mod generations;
 mod held;
@@ -34,6 +35,7 @@ use crate::guest::bindings::trellis::host::streams::{
 };
 use crate::guest::bindings::trellis::host::types::Error as ApiError;
 use crate::guest::deadline::Deadline;
+use crate::guest::drain::Drain;
 use crate::guest::guest_models::GuestModels;
 use crate::guest::inbox::inbox;
 use crate::guest::io::{GuestOutput, OutputReceiver, output_channel};
@@ -47,6 +49,7 @@ use crate::models::Models;
 struct Guest {
     state: GuestState,
     client: OutputReceiver,
+    drain: Drain,
     _engines: Vec<OneModel>,
 }
 
@@ -65,7 +68,7 @@ fn guest_with(limits: GuestLimits) -> Guest {
 
 fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
     let engines = vec![engine("tiny", settings.clone()), engine("draft", settings)];
-    let limits = Arc::new(limits);
+    let (limits, drain) = (Arc::new(limits), Drain::default());
     let (output, client) = output_channel(limits.output_bytes_in_flight);
     let log = Arc::new(LogSink::new(output.clone(), limits.log_bytes));
     let session = Account::new("session", Budget::UNLIMITED, None);
@@ -90,6 +93,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
         arguments: Vec::new(),
         seed: 1,
         deadline: Arc::new(Deadline::new(Instant::now(), None, &limits)),
+        drain: drain.watch(),
         date: None,
         n_run_keys: 0,
         answer: Vec::new(),
@@ -100,7 +104,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
         beside: Beside::new(),
         trials: None,
     };
-    Guest { state, client, _engines: engines }
+    Guest { state, client, drain, _engines: engines }
 }
 
 fn guest() -> Guest {

@@ -11,7 +11,7 @@ use crate::guest::bindings::trellis::host::decoding::{
     StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
-use crate::guest::bindings::trellis::host::session::{Causes, Inbox, Limit, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Causes, Event, Inbox, Limit, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, Emit, EndedGeneration, FinishReason, GenerateRequest, GenerationProgress, GuessSource, Keep,
     Speculation, StreamOptions,
@@ -486,6 +486,7 @@ cases! {
         ModelMismatch, NoChatTemplate, ChatTemplate, NoToken, GrammarRefused, GrammarLeft, GrammarTooComplex,
         NotANumber, EngineFailed
     }
+    Event { NothingYet, Closed; Leaving, Message }
     GuessSource { ; Lookup, Draft }
     FinishReason { MaxTokens, ContextFull, GrammarComplete, Cancelled; StopToken, StopText }
     Grammar { ; JsonSchema, Regex, Lark, Choice }

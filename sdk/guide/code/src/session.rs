@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use trellis_guest::{
-    Chat, Context, Inbox, Result, Sampler, Usage, emit, limits, messages, receive_within, time_left,
-    try_receive, usage,
+    Chat, Context, Event, Inbox, Result, Sampler, Usage, emit, leaving, limits, messages, next_event,
+    receive_within, time_left, try_receive, usage,
 };
 
 // ANCHOR: serve
@@ -47,6 +47,26 @@ pub fn soon() -> Result<Option<String>> {
 }
 // ANCHOR_END: within
 
+// ANCHOR: leaving
+/// Answers messages until no more come, or the daemon is about to end: then all that was said is there for the next one.
+pub fn keeping(context: &Context, name: &str) -> Result {
+    loop {
+        match next_event(None)? {
+            Event::Message(message) => context.append_text(&message)?,
+            Event::Leaving(_) => return context.save(name),
+            Event::Closed | Event::NothingYet => return Ok(()),
+        };
+        for piece in context.stream(&Sampler::greedy()).max_tokens(64).text()? {
+            emit!("{}", piece?)?;
+            // What is said of the answer is kept as well.
+            if leaving().is_some_and(|left| left < Duration::from_secs(2)) {
+                break;
+            }
+        }
+    }
+}
+// ANCHOR_END: leaving
+
 // ANCHOR: budget
 /// Whether there is time and budget for so many tokens more.
 pub fn can_afford(n_tokens: u64) -> bool {
@@ -75,6 +95,10 @@ mod tests {
         assert_eq!(until_told(&context)?, None);
         assert_eq!(soon()?, None);
         assert_eq!(serve(&context)?, 0);
+        let n_tokens = context.length();
+        keeping(&context, "not saved")?;
+        assert_eq!(context.length(), n_tokens, "nothing was said");
+        assert!(context.model().saved_context("not saved").is_err(), "the daemon goes on");
         Ok(())
     }
 

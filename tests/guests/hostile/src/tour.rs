@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, library};
 use trellis_guest::{
-    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, GuessTree, Inbox,
+    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, Event, FinishReason, GuessTree, Inbox,
     LogLevel, Mixture, Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all,
-    emit, emit_json, emit_tokens, forget, fork_seed, full_all, generate_all, limits, log, logprobs_all,
-    receive, receive_json, receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all,
-    time_left, top_all, tops_all, try_receive, usage,
+    emit, emit_json, emit_tokens, forget, fork_seed, full_all, generate_all, leaving, limits, log,
+    logprobs_all, next_event, receive, receive_json, receive_json_until_leaving, receive_within, score_all,
+    seed, speculate_all, speculate_tree_all, step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams, generations, looks};
@@ -572,6 +572,8 @@ fn session() -> Outcome {
     log(LogLevel::Info, "all was called");
     assert!(matches!(try_receive()?, Inbox::NothingYet));
     assert!(matches!(receive_within(Duration::from_millis(20))?, Inbox::NothingYet));
+    assert!(matches!(next_event(Some(Duration::from_millis(20)))?, Event::NothingYet));
+    assert_eq!(leaving(), None, "the daemon goes on");
     emit("well\n")?;
     emit_tokens(&[1, 2, 3])?;
     assert_eq!(receive()?.as_deref(), Some("one"));
@@ -582,5 +584,6 @@ fn session() -> Outcome {
     emit_json(&last)?;
     assert_eq!((receive()?, receive_json::<u32>()?), (None, None));
     assert!(matches!((try_receive()?, receive_within(Duration::MAX)?), (Inbox::Closed, Inbox::Closed)));
+    assert!(matches!((next_event(None)?, receive_json_until_leaving::<u32>()?), (Event::Closed, None)));
     Ok(())
 }

@@ -91,6 +91,25 @@ impl Core {
         }
     }
 
+    /// Gives up KV in host memory, so many bytes at most, and says how many went back to the system.
+    pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
+        let mut n_freed_bytes = 0;
+        for place in self.places() {
+            let Self { residents, commons, .. } = self;
+            let Some(resident) = residents[place].as_mut().filter(|resident| resident.health.works()) else {
+                continue;
+            };
+            if !resident.backend.can_release_host_pages() {
+                continue;
+            }
+            let n_pages = n_bytes.saturating_sub(n_freed_bytes) / resident.page_bytes();
+            resident.lend(commons).give_up_host_pages(n_pages as usize);
+            let free = resident.scheduler.free_host_pages();
+            n_freed_bytes += resident.backend.release_host_pages(free);
+        }
+        self.outbox.to(DESK, tag).send(Done::Relieved(n_freed_bytes));
+    }
+
     /// A step of the model at this place is under way.
     pub(super) fn note_step(&mut self, place: usize) {
         self.count_step(Some(place));

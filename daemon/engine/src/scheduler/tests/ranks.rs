@@ -91,6 +91,31 @@ fn what_a_lower_rank_has_on_a_full_host_is_given_up_before_anything_of_a_higher(
 }
 
 #[test]
+fn for_want_of_host_memory_what_a_lower_rank_has_there_goes_first_and_is_computed_again_charged_to_nobody() {
+    let mut random = Random::new(5);
+    let mut house = House::new(40, 100, 4096);
+    let [mut low, mut high] = [User::new(1, 1, 0), User::new(2, 1, 1)];
+    let of_low = low.asked(&mut house, &mut random, 20);
+    let of_high = high.asked(&mut house, &mut random, 20);
+    high.asked(&mut house, &mut random, 40);
+    assert_eq!([&low, &high].map(User::n_on_host), [20, 20]);
+    assert_eq!(house.scheduler.give_up_host_pages(0), 0);
+    assert_eq!(house.scheduler.give_up_host_pages(25), 25);
+    assert_eq!([&low, &high].map(User::n_on_host), [0, 15]);
+    assert_eq!(house.scheduler.free_host_pages().len(), 85);
+    let n_charged = low.account.used(Resource::Tokens);
+    for id in [of_low, of_high] {
+        let question = house.ask(id, text(&mut random, 8));
+        house.wait_for(question);
+    }
+    assert_eq!(low.account.used(Resource::Tokens), n_charged + 8);
+    let stats = house.scheduler.stats();
+    assert_eq!(stats.n_pages_given_up, 25);
+    assert!(stats.n_tokens_again > 20 * PAGE_LEN as u64, "{stats:?}");
+    assert_eq!(house.scheduler.give_up_host_pages(100), 40, "of what waits for nothing all may go");
+}
+
+#[test]
 fn a_question_of_a_higher_rank_waits_for_no_more_than_two_terms_of_streams_below_it() {
     let mut random = Random::new(3);
     let mut house = House::new(100, 400, 4096);

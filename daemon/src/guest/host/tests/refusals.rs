@@ -133,7 +133,7 @@ async fn a_slow_client_holds_up_its_guest_and_a_lost_one_cancels() {
     assert!(
         matches!(error, ApiError::BudgetExceeded(budget) if budget.limit == 64 && budget.requested == 202)
     );
-    let Guest { mut state, client, _engines } = guest;
+    let Guest { mut state, client, _engines, .. } = guest;
     let (sent, ()) = tokio::join!(state.emit_tokens(vec![1; 100]), async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         drop(client);
