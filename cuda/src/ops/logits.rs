@@ -16,8 +16,8 @@ pub(super) use super::logits_sources::N_BINS;
 pub(super) use super::logits_sources::all_sources;
 pub use super::logits_sources::sources;
 use super::logits_sources::{
-    CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES, SPANS, THREADS,
-    search_source, top_source,
+    CHOOSE_BLOCKS, CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, N_CHOOSE_FEW, PART_BYTES,
+    SPANS, THREADS, search_source, top_source,
 };
 pub use super::logits_stages::Stages;
 use crate::compile::Deferred;
@@ -298,6 +298,8 @@ impl Scratch {
 pub struct LogitsKernels {
     scan: Kernel<LogitsScanParams>,
     choose: Kernel<ChooseParams>,
+    /// Whether blocks of a launch can be in clusters.
+    has_clusters: bool,
     search: Deferred<SearchKernels>,
     draw: Kernel<SampleDrawParams>,
     finish: Kernel<LogitsFinishParams>,
@@ -332,6 +334,7 @@ impl LogitsKernels {
         Ok(Self {
             scan: scan.kernel("logits_scan")?,
             choose: choose?.kernel("sample_choose")?,
+            has_clusters: gpu.compute_capability() >= (9, 0),
             search: Deferred::new(gpu, compiler, search_source(), search),
             draw: sample?.kernel("sample_draw")?,
             finish: finish?.kernel("logits_finish")?,
@@ -461,8 +464,15 @@ impl LogitsKernels {
         if stages.choose {
             let choose =
                 ChooseParams { logits, adjusted, rows, n_rows, parts, spans, stands, drawn, vocab, n_chunks };
-            // SAFETY: as above.
-            unsafe { by_row(CHOOSE_THREADS).run(stream, &self.choose, &choose)? };
+            let mut launch = by_row(CHOOSE_THREADS);
+            if self.has_clusters && launch.grid.0 as usize <= N_CHOOSE_FEW {
+                launch.grid.0 *= CHOOSE_BLOCKS as u32;
+                // SAFETY: as above.
+                unsafe { launch.run_in_clusters(CHOOSE_BLOCKS as u32, stream, &self.choose, &choose)? };
+            } else {
+                // SAFETY: as above.
+                unsafe { launch.run(stream, &self.choose, &choose)? };
+            }
         }
         if stages.draw {
             let draw = SampleDrawParams {
