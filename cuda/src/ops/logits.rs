@@ -21,7 +21,7 @@ use super::logits_sources::{
 };
 pub use super::logits_stages::Stages;
 use crate::compile::Deferred;
-use crate::{Compiler, CudaError, Gpu, Kernel, Launch, Module, Plain, Slice, Stream};
+use crate::{Compiler, CudaError, Event, Gpu, Kernel, Launch, Module, Plain, Slice, Stream};
 
 /// Bits of a token in the order that selection works on.
 pub(super) const TOKEN_BITS: u32 = 18;
@@ -364,7 +364,8 @@ impl LogitsKernels {
         Ok(())
     }
 
-    /// Launches what `stages` says over a bucket of `n_rows` output rows.
+    /// Launches what `stages` says over a bucket of `n_rows` output rows. Where programs draw for some of them in another
+    /// stream, `programs` is the mark behind that.
     ///
     /// # Errors
     /// The driver refused a launch.
@@ -382,6 +383,7 @@ impl LogitsKernels {
         n_rows: usize,
         vocab_size: usize,
         stages: Stages,
+        programs: Option<&Event>,
     ) -> Result<(), CudaError> {
         assert!((1..=VOCAB_SIZE_MAX).contains(&vocab_size), "a vocabulary of {vocab_size}");
         assert!(n_rows > 0, "a bucket has rows");
@@ -490,6 +492,9 @@ impl LogitsKernels {
             let launch = Launch { grid: (n_drawn as u32, by_chunk.grid.1, 1), ..by_chunk };
             // SAFETY: as above.
             unsafe { launch.run(stream, &self.draw, &draw)? };
+        }
+        if let Some(drawn) = programs {
+            stream.wait_for(drawn)?;
         }
         let finish = LogitsFinishParams {
             logits,
