@@ -207,7 +207,7 @@ impl Bench<'_> {
         self.time(speeds, names, n_a_step, work, |_| {
             // SAFETY: every row names a row of logits, and neither history nor lists; the buffers live until the
             // timer has waited for the launches.
-            unsafe { self.kernels.logits.run(self.stream, &buffers, n_rows, vocab_size, stages) }
+            unsafe { self.kernels.logits.run(self.stream, &buffers, n_rows, vocab_size, stages, None) }
         })
     }
 

@@ -53,6 +53,45 @@ impl Launch {
         kernel: &Kernel<P>,
         params: &P,
     ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_with(stream, kernel, params, &mut []) }
+    }
+
+    /// As [`Launch::run`], in clusters of `n_blocks` blocks that follow each other in the grid, which reach each other's
+    /// shared memory. Devices before 9.0 have no clusters, and none has to take more than 8 blocks.
+    ///
+    /// # Errors
+    /// As for [`Launch::run`].
+    ///
+    /// # Safety
+    /// As for [`Launch::run`].
+    pub unsafe fn run_in_clusters<P: Params>(
+        self,
+        n_blocks: u32,
+        stream: &Stream,
+        kernel: &Kernel<P>,
+        params: &P,
+    ) -> Result<(), CudaError> {
+        let clusters = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: n_blocks, y: 1, z: 1 },
+            },
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.run_with(stream, kernel, params, &mut [clusters]) }
+    }
+
+    /// # Safety
+    /// As for [`Launch::run`].
+    unsafe fn run_with<P: Params>(
+        self,
+        stream: &Stream,
+        kernel: &Kernel<P>,
+        params: &P,
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> Result<(), CudaError> {
         let config = sys::CUlaunchConfig {
             gridDimX: self.grid.0,
             gridDimY: self.grid.1,
@@ -62,8 +101,8 @@ impl Launch {
             blockDimZ: self.block.2,
             sharedMemBytes: self.shared_bytes,
             hStream: stream.raw(),
-            attrs: std::ptr::null_mut(),
-            numAttrs: 0,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         let mut places = [std::ptr::from_ref(params).cast_mut().cast()];
         check("cuLaunchKernelEx", || {

@@ -1,4 +1,5 @@
-// Blocks that work on one row together: a cluster of CLUSTER blocks that reach each other's shared memory, or one block.
+// Blocks that work on one row together: a cluster of CLUSTER blocks, or of fewer if the launch says so, that reach each other's
+// shared memory; or one block.
 
 typedef unsigned long long u64;
 
@@ -14,6 +15,12 @@ __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
+}
+
+__device__ __forceinline__ unsigned cluster_size() {
+    unsigned n_blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n_blocks));
+    return n_blocks;
 }
 
 // Everything that any thread of the cluster wrote before it arrived is there for all that have waited.
@@ -85,6 +92,7 @@ __device__ __forceinline__ void copy_wait(u64* arrival) {
 #define CLUSTER_DIMS
 
 __device__ __forceinline__ unsigned cluster_rank() { return 0; }
+__device__ __forceinline__ unsigned cluster_size() { return 1; }
 
 __device__ __forceinline__ void cluster_arrive() { __syncthreads(); }
 

@@ -16,12 +16,12 @@ pub(super) use super::logits_sources::N_BINS;
 pub(super) use super::logits_sources::all_sources;
 pub use super::logits_sources::sources;
 use super::logits_sources::{
-    CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES, SPANS, THREADS,
-    search_source, top_source,
+    CHOOSE_BLOCKS, CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, N_CHOOSE_FEW, PART_BYTES,
+    SPANS, THREADS, search_source, top_source,
 };
 pub use super::logits_stages::Stages;
 use crate::compile::Deferred;
-use crate::{Compiler, CudaError, Gpu, Kernel, Launch, Module, Plain, Slice, Stream};
+use crate::{Compiler, CudaError, Event, Gpu, Kernel, Launch, Module, Plain, Slice, Stream};
 
 /// Bits of a token in the order that selection works on.
 pub(super) const TOKEN_BITS: u32 = 18;
@@ -298,6 +298,8 @@ impl Scratch {
 pub struct LogitsKernels {
     scan: Kernel<LogitsScanParams>,
     choose: Kernel<ChooseParams>,
+    /// Whether blocks of a launch can be in clusters.
+    has_clusters: bool,
     search: Deferred<SearchKernels>,
     draw: Kernel<SampleDrawParams>,
     finish: Kernel<LogitsFinishParams>,
@@ -332,6 +334,7 @@ impl LogitsKernels {
         Ok(Self {
             scan: scan.kernel("logits_scan")?,
             choose: choose?.kernel("sample_choose")?,
+            has_clusters: gpu.compute_capability() >= (9, 0),
             search: Deferred::new(gpu, compiler, search_source(), search),
             draw: sample?.kernel("sample_draw")?,
             finish: finish?.kernel("logits_finish")?,
@@ -361,7 +364,8 @@ impl LogitsKernels {
         Ok(())
     }
 
-    /// Launches what `stages` says over a bucket of `n_rows` output rows.
+    /// Launches what `stages` says over a bucket of `n_rows` output rows. Where programs draw for some of them in another
+    /// stream, `programs` is the mark behind that.
     ///
     /// # Errors
     /// The driver refused a launch.
@@ -379,6 +383,7 @@ impl LogitsKernels {
         n_rows: usize,
         vocab_size: usize,
         stages: Stages,
+        programs: Option<&Event>,
     ) -> Result<(), CudaError> {
         assert!((1..=VOCAB_SIZE_MAX).contains(&vocab_size), "a vocabulary of {vocab_size}");
         assert!(n_rows > 0, "a bucket has rows");
@@ -461,8 +466,15 @@ impl LogitsKernels {
         if stages.choose {
             let choose =
                 ChooseParams { logits, adjusted, rows, n_rows, parts, spans, stands, drawn, vocab, n_chunks };
-            // SAFETY: as above.
-            unsafe { by_row(CHOOSE_THREADS).run(stream, &self.choose, &choose)? };
+            let mut launch = by_row(CHOOSE_THREADS);
+            if self.has_clusters && launch.grid.0 as usize <= N_CHOOSE_FEW {
+                launch.grid.0 *= CHOOSE_BLOCKS as u32;
+                // SAFETY: as above.
+                unsafe { launch.run_in_clusters(CHOOSE_BLOCKS as u32, stream, &self.choose, &choose)? };
+            } else {
+                // SAFETY: as above.
+                unsafe { launch.run(stream, &self.choose, &choose)? };
+            }
         }
         if stages.draw {
             let draw = SampleDrawParams {
@@ -480,6 +492,9 @@ impl LogitsKernels {
             let launch = Launch { grid: (n_drawn as u32, by_chunk.grid.1, 1), ..by_chunk };
             // SAFETY: as above.
             unsafe { launch.run(stream, &self.draw, &draw)? };
+        }
+        if let Some(drawn) = programs {
+            stream.wait_for(drawn)?;
         }
         let finish = LogitsFinishParams {
             logits,

@@ -181,7 +181,8 @@ fn answers(gpu: &TestGpu, case: &Case, launch: impl FnOnce(&mut dyn FnMut())) ->
     launch(&mut || {
         // SAFETY: `Host` put every place inside its buffer; the rows past `n_rows` are not read; the downloads below
         // wait for the stream.
-        unsafe { kernels.run(&gpu.stream, &buffers, bucket, case.vocab_size, stages) }.expect("launched");
+        unsafe { kernels.run(&gpu.stream, &buffers, bucket, case.vocab_size, stages, None) }
+            .expect("launched");
     });
 
     let outputs: Vec<RowOutput> = download(gpu, &outputs, bucket);

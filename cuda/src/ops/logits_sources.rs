@@ -32,6 +32,10 @@ pub(super) const TOP_K_MAX: usize = 256;
 pub(super) const CHOOSE_THREADS: usize = 512;
 /// As many such blocks are resident together that there is one for each of 256 rows.
 const CHOOSE_RESIDENT: usize = 2;
+/// Blocks of a row where rows are few, as a cluster: with more, each has a strip or none of most vocabularies.
+pub(super) const CHOOSE_BLOCKS: usize = 8;
+/// Rows that are few: each of their blocks has a multiprocessor to itself.
+pub(super) const N_CHOOSE_FEW: usize = 16;
 /// Threads of a block that finishes a row.
 pub(super) const FINISH_THREADS: usize = 128;
 pub(super) const PART_BYTES: usize = 32;
@@ -85,7 +89,8 @@ pub fn sources() -> [Source; 4] {
         source("logits.cu", text!("hopeful.cuh", "logits.cu")),
         source("finish.cu", text!("hopeful.cuh", "block.cuh", "finish.cu")),
         source("sample.cu", text!("hopeful.cuh", "sample.cu")),
-        source("choose.cu", text!("hopeful.cuh", "block.cuh", "choose.cu")),
+        source("choose.cu", text!("hopeful.cuh", "block.cuh", "cluster.cuh", "choose.cu"))
+            .with("CLUSTER", format!("(__CUDA_ARCH__ >= 900 ? {CHOOSE_BLOCKS} : 1)")),
     ]
 }
 

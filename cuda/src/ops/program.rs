@@ -36,19 +36,21 @@ struct Shape {
 const N_CHAINS_FEW: usize = 16;
 
 /// Chains of many that are under way together, as far as that matters for what is read ahead.
-const N_CHAINS_AT_ONCE: usize = 48;
+const N_CHAINS_AT_ONCE: usize = 96;
 
 /// Entries of a plan that shared memory holds, those of one step at least.
 const N_PLAN: usize = 256;
 const _: () = assert!(N_PLAIN_MAX + N_CODE_MAX + N_GATHERED + N_SUMS <= N_PLAN);
 
-/// For few rows and for many. Clusters came with 9.0, as did shared memory for many threads.
+/// For few rows and for many. Clusters came with 9.0, as did shared memory for many threads. Where rows are many, each
+/// has fewer blocks: what every block does for itself, and their waiting for each other, cost more than reading out of L2 what
+/// shared memory has no room for.
 fn shapes((major, _): (i32, i32)) -> [Shape; 2] {
     match major {
         ..9 => [Shape { n_threads: 128, n_groups: 2, n_blocks: 1, shared_bytes: 88 << 10, n_resident: 1 }; 2],
         _ => [
             Shape { n_threads: 512, n_groups: 2, n_blocks: 8, shared_bytes: 200 << 10, n_resident: 1 },
-            Shape { n_threads: 256, n_groups: 2, n_blocks: 8, shared_bytes: 75 << 10, n_resident: 3 },
+            Shape { n_threads: 256, n_groups: 2, n_blocks: 4, shared_bytes: 75 << 10, n_resident: 3 },
         ],
     }
 }

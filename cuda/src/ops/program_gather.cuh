@@ -49,10 +49,25 @@ __device__ __forceinline__ void gather_best(const Run& r, const Place& at, unsig
     keep_best(r.s, slot, place, key_of(best), best > minus_infinity() ? low : 0u);
 }
 
-// The best of x + g. Noise is made only where a token can still win, and its logarithms where a bound on them does not tell
-// that it cannot: g <= -ln(1 - u), and the bits of a number, as an integer, are 2^23 times its logarithm to base 2 or less.
-// Sums round upwards with their terms, so that what is passed over by a bound loses after rounding too. Of the rest those
-// with the highest bounds come first.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// 1 - u, in parts of 2^-23 and rounded down, up to which a token that is no more than `largest` may reach `leader`: as
+// g <= -ln(1 - u), 1 - u is at most e^-(what it lacks). What it lacks is taken less by what rounding may give, of the sum with
+// g and of what is worked out here.
+__device__ __forceinline__ unsigned rest_within(float largest, float leader) {
+    const float lack = leader - largest - fmaf(fabsf(leader), 2.5e-7f, 1e-3f);
+    return __float2uint_rz(exp2_fast(fmaf(lack, -1.44269504f, 23.0f)));
+}
+
+// The best of x + g. Noise is made only where a token can still win, and bounds on it where the largest of a thread's tokens
+// could win with the best noise among them. Logarithms are worked out where a bound does not tell that a token cannot:
+// g <= -ln(1 - u), and the bits of a number, as an integer, are 2^23 times its logarithm to base 2 or less. Sums round upwards
+// with their terms, so that what is passed over by a bound loses after rounding too. Of the rest those with the highest bounds
+// come first.
 __device__ __forceinline__ void gather_draw(const Run& r, const Place& at, unsigned slot, u64* place, Many& row,
                                             unsigned source_idx) {
     float leader = value_of(r.s.leaders[slot]);
@@ -66,6 +81,8 @@ __device__ __forceinline__ void gather_draw(const Run& r, const Place& at, unsig
         const int first = token_of(at, start);
         const uint4 a = words_of(source, (unsigned)first / 4), b = words_of(source, (unsigned)(first + at.step) / 4);
         const unsigned words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        const unsigned most = max(max(max(a.x, a.y), max(a.z, a.w)), max(max(b.x, b.y), max(b.z, b.w)));
+        if (!__any_sync(LANES_ALL, ~most >> 9 <= rest_within(largest, leader))) continue;
         float bounds[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -152,15 +169,19 @@ __device__ __forceinline__ float weight_in_parts(float below) {
     return __fmul_rn(y, __uint_as_float((__float_as_uint(shifted) << 23) + ((45u + 127u) << 23)));
 }
 
-// Adds the weights of rows, and each by its distance from the largest.
+// Adds the weights of rows, and each by its distance from the largest. Tokens go side by side, without a branch between them.
 __device__ __forceinline__ void add_exponentials(const Many& x, bool has_weighted, float max, u64& sum, u64& weighted) {
+    float below[EACH], weights[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const float below = __fsub_rn(x.v[i], max);
-        const float weight = weight_in_parts(below);
-        sum += __float2ull_rz(weight);
-        if (has_weighted) weighted += __float2ull_rz(below >= -WEIGHT_REACH ? __fmul_rn(-below, weight) : 0.0f);
+        below[i] = __fsub_rn(x.v[i], max);
+        weights[i] = weight_in_parts(below[i]);
+        sum += __float2ull_rz(weights[i]);
     }
+    if (!has_weighted) return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        weighted += __float2ull_rz(below[i] >= -WEIGHT_REACH ? __fmul_rn(-below[i], weights[i]) : 0.0f);
 }
 
 __device__ __forceinline__ void gather_exponentials(const Many& row, unsigned valid, u64* place, bool has_weighted,

@@ -71,8 +71,8 @@ __device__ __forceinline__ void make_row(const Run& r, const Place& at, const Fo
         const Many value = flags & OF_LOGITS ? logits_at(r, at) : marked;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const bool is_in = x.v[i] > bound || (x.v[i] == bound && i / 4 * at.step + i % 4 <= last);
-            x.v[i] = is_in && marked.v[i] > minus_infinity() ? value.v[i] : form.elsewhere;
+            const bool is_in = (x.v[i] > bound) | ((x.v[i] == bound) & (i / 4 * at.step + i % 4 <= last));
+            x.v[i] = is_in & (marked.v[i] > minus_infinity()) ? value.v[i] : form.elsewhere;
         }
     }
 }

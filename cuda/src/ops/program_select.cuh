@@ -111,8 +111,8 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float below = __fsub_rn(largest, order.v[i]);
-            const bool is_in = !(below < nearest) && (!(below >= farthest) || farthest == plus_infinity());
-            if (is_in && row.v[i] > minus_infinity()) in |= 1u << i;
+            const bool is_in = !(below < nearest) & (!(below >= farthest) | (farthest == plus_infinity()));
+            in |= is_in & (row.v[i] > minus_infinity()) ? 1u << i : 0u;
         }
     }
     in &= at.valid >> start;
@@ -137,6 +137,19 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
         list_tokens(r, at, start, in, order, row);
         return;
     }
+    // Worked out side by side, before anything is added: behind an atomic all that is in shared memory is read again.
+    u64 amounts[8];
+    if (sel.is_nucleus) {
+        const float largest_row = sel.largest_row;
+#pragma unroll
+        for (int i = 0; i < 8; i++) amounts[i] = __float2ull_rz(weight_in_parts(__fsub_rn(row.v[i], largest_row)));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) amounts[i] = 1;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (!((in >> i) & 1)) amounts[i] = 0;
     // Where all tokens of the warp are in one bin, atomics would queue up.
     int least = BINS, most = -1;
 #pragma unroll
@@ -145,8 +158,7 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
     if (__all_sync(LANES_ALL, least >= most)) {
         u64 sum = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            if ((in >> i) & 1) sum += amount_of(sel, row.v[i]);
+        for (int i = 0; i < 8; i++) sum += amounts[i];
         const int common = (int)__reduce_max_sync(LANES_ALL, (unsigned)(most + 1)) - 1;
         if (common < 0) return;
         const u64 of_common = warp_sum(most == common ? sum : 0);
@@ -160,13 +172,9 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
         return;
     }
     // All at once, as each takes its time.
-    u64 amounts[8];
     unsigned before[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        amounts[i] = (in >> i) & 1 ? amount_of(sel, row.v[i]) : 0;
-        before[i] = add_if(amounts[i] != 0, &all.low[bins[i]], (unsigned)amounts[i]);
-    }
+    for (int i = 0; i < 8; i++) before[i] = add_if(amounts[i] != 0, &all.low[bins[i]], (unsigned)amounts[i]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const unsigned low = (unsigned)amounts[i];

@@ -47,6 +47,7 @@ mod tests {
     use trellis_engine::sampling::{Scratch, TokenMask, sample};
 
     use super::super::logits_case::{Case, Request, median_us, run};
+    use super::super::logits_sources::N_CHOOSE_FEW;
     use super::*;
     use crate::testing::{Random, gpu};
 
@@ -81,6 +82,16 @@ mod tests {
                     assert_eq!(result.drawn, Some(0));
                 }
             }
+        }
+    }
+
+    /// As [`compare`], and once more few rows at a time, of which each has several blocks.
+    fn compare_also_few(case: &Case) {
+        compare(case);
+        // The bucket has three more.
+        for requests in case.requests.chunks(N_CHOOSE_FEW - 3) {
+            let requests = requests.to_vec();
+            compare(&Case { vocab_size: case.vocab_size, logits: case.logits.clone(), requests });
         }
     }
 
@@ -256,7 +267,7 @@ mod tests {
                     ..Request::default()
                 })
                 .collect();
-            compare(&Case { vocab_size, logits, requests });
+            compare_also_few(&Case { vocab_size, logits, requests });
         }
     }
 
@@ -311,7 +322,7 @@ mod tests {
                     ..Request::default()
                 })
                 .collect();
-            compare(&Case { vocab_size, logits: rows, requests });
+            compare_also_few(&Case { vocab_size, logits: rows, requests });
         }
     }
 

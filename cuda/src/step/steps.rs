@@ -1,5 +1,6 @@
 //! Puts steps into the stream: one copy to the device, the launches, one copy back.
 
+mod beside;
 mod fetched;
 mod graphs;
 mod host_buffers;
@@ -19,6 +20,7 @@ use trellis_engine::sampling::Scratch;
 use trellis_engine::sampling::program::DrawState;
 use trellis_engine::{KeptRow, N_TREE_NODES_MAX};
 
+use self::beside::Beside;
 use self::graphs::GraphKey;
 use self::host_buffers::HostBuffers;
 pub(crate) use self::late::LATE_MASK_BYTES_MAX;
@@ -83,6 +85,7 @@ pub(crate) struct Steps {
     n_plane_sets: usize,
     /// The tokens of all pages.
     page_tokens: Buffer, // i32 [n_pages, PAGE_LEN]
+    beside: Beside,
     /// The last hidden state of each slot that was asked about.
     states: Buffer, // f32 [n_states, hidden_size]
     /// Rows of logits that models leave for each other.
@@ -210,6 +213,7 @@ impl Steps {
             planes,
             n_plane_sets,
             page_tokens,
+            beside: Beside::new(gpu)?,
             states: gpu.allocate("hidden states of contexts", states_bytes(&llama.config, limits))?,
             kept_rows: card.kept_rows(vocab_size)?,
             returned: gpu.allocate(what, 4 * n_output_words(limits))?,

@@ -71,7 +71,8 @@ impl Steps {
         let extra = returned.part(4 * starts.extra, returned.n_bytes - 4 * starts.extra);
         let programs_start = 4 * starts.programs + group.programs_start * size_of::<ProgramOutput>();
         let program_outputs = returned.part(programs_start, group.n_programs * size_of::<ProgramOutput>());
-        if group.n_programs > 0 {
+        let has_programs = group.n_programs > 0;
+        if has_programs {
             self.launch_programs(stream, llama, layout, group_idx, group, output_rows, program_outputs)?;
         }
         let RowCount { n: n_rows, .. } = layout.count(memory, Count::Outputs { group_idx }, n);
@@ -91,14 +92,22 @@ impl Steps {
             scores: extra,
             program_outputs,
         };
+        let programs = has_programs.then_some(self.beside.done());
         // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots, in the
         // tables and in what comes back inside the memory that was taken for the most there can be, `supply` those of late
         // masks in theirs; the engine keeps pages below their number, and tokens below the vocabulary. All of it lives as
         // long as `self`, which waits for the stream before it goes.
-        unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
+        let launched = unsafe {
+            llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages, programs)
+        };
+        match (launched, programs) {
+            // It may not have come to waiting.
+            (Err(error), Some(drawn)) => stream.wait_for(drawn).and(Err(error)),
+            (launched, _) => launched,
+        }
     }
 
-    /// Launches the programs of a group, whose tokens the kernels over its logits take.
+    /// Launches the programs of a group beside the kernels over its logits, of which the last waits for their tokens.
     #[expect(clippy::too_many_arguments, reason = "where a group's things lie")]
     fn launch_programs(
         &self,
@@ -134,8 +143,9 @@ impl Steps {
             outputs,
         };
         let kernel = self.card.programs().expect("without it no program is in a step");
+        let (n_chains, vocab_size) = (group.n_chains, llama.config.vocab_size);
         // SAFETY: as in `launch_outputs`; besides, `given` says where plans, masks and biases lie that are there or that this
         // step brings, and `programs` gives a slot's state and a set of planes to one chain.
-        unsafe { kernel.run(stream, &buffers, group.n_chains, llama.config.vocab_size) }
+        self.beside.run(stream, |beside| unsafe { kernel.run(beside, &buffers, n_chains, vocab_size) })
     }
 }
