@@ -168,6 +168,14 @@ pub enum DaemonError {
         /// How long it has waited.
         waited: Duration,
     },
+    /// It takes no new guests, because somebody waits for its room, and the guest was not to wait any longer.
+    #[error(
+        "model {name:?} takes no new guests at this moment: another one is to have its room; try again later"
+    )]
+    MakesRoom {
+        /// The model.
+        name: String,
+    },
     /// It has the name of a model of the catalog, and is another.
     #[error("{choice:?} is a model named {name:?}, which is a name of the catalog")]
     Declared {

@@ -3,6 +3,7 @@
 mod demand;
 mod errand;
 mod fit;
+mod gate;
 mod idle;
 mod load;
 mod news;
@@ -28,6 +29,7 @@ use trellis_engine::{
 
 use self::demand::Demand;
 pub(crate) use self::fit::{Fit, Verdict};
+use self::gate::Gates;
 use self::load::Coming;
 pub(crate) use self::news::News;
 use self::queue::Queue;
@@ -81,6 +83,8 @@ pub(crate) struct Loader {
     residents: Residents,
     /// Loads that wait for room.
     queue: Queue,
+    /// Models that take no new guests, since loads wait for them to go.
+    gates: Arc<Gates>,
     demand: Demand,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
@@ -169,6 +173,7 @@ impl Loader {
             news: News::default(),
             residents,
             queue: Queue::default(),
+            gates: Arc::default(),
             demand: Demand::default(),
             devices: Mutex::new(devices),
             changes: watch::Sender::new(0),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use trellis_engine::ModelHandle;
 use trellis_engine::account::{ActorId, GuestId};
-use trellis_engine::{ModelHandle, ModelLease};
 
 use crate::config::Config;
 
@@ -98,8 +98,6 @@ impl fmt::Debug for LoadListener {
 
 /// Keeps a model for a guest that holds it, until it is dropped.
 pub(crate) trait Claim: fmt::Debug + Send + Sync {}
-
-impl Claim for ModelLease {}
 
 /// A model that a guest asked for.
 #[derive(Debug)]

@@ -129,6 +129,15 @@ impl Loader {
                 }
                 is_renewed = true;
                 self.send_off_failed(failed);
+            } else if loaded.is_some() && self.is_shut(name, asker) {
+                asker.loads.hear(name, 0, 0);
+                tokio::select! {
+                    biased;
+                    () = self.gates.opened(name, asker.guest) => continue,
+                    () = patience.over() => {
+                        return Err(Arc::new(DaemonError::MakesRoom { name: name.to_owned() }));
+                    }
+                }
             } else if let Some(lease) = loaded.and_then(ModelHandle::try_lease) {
                 self.residents.note_used(name);
                 return Ok(lease);
@@ -168,6 +177,11 @@ impl Loader {
                 }
             }
         }
+    }
+
+    /// Whether a guest does not get a model that is loaded, because a load waits until it goes.
+    fn is_shut(&self, name: &str, asker: &Asker) -> bool {
+        self.gates.shut_until(name, asker.guest, Instant::now()).is_some()
     }
 
     /// Unloads a model of which nothing more is computed, although its device works: it is loaded again as any other.
@@ -292,7 +306,8 @@ impl Opener for OnDemand {
         async move {
             let loader = loader.ok_or_else(|| told(&DaemonError::Ending))?;
             let lease = loader.fetch(&name, &asker).await.map_err(|error| told(&error))?;
-            Ok(Opened { model: lease.handle().clone(), claim: Box::new(lease) })
+            let (model, claim) = (lease.handle().clone(), loader.gates.hold(asker.guest, lease));
+            Ok(Opened { model, claim: Box::new(claim) })
         }
         .boxed()
     }
@@ -302,9 +317,10 @@ impl Opener for OnDemand {
 fn told(error: &DaemonError) -> NotLoaded {
     let (reason, again) = match error {
         DaemonError::Ending => (error.to_string(), Again::NextDaemon),
-        DaemonError::NoRoomNow { .. } | DaemonError::Leaving { .. } | DaemonError::GivenUp => {
-            (error.to_string(), Again::Later)
-        }
+        DaemonError::NoRoomNow { .. }
+        | DaemonError::MakesRoom { .. }
+        | DaemonError::Leaving { .. }
+        | DaemonError::GivenUp => (error.to_string(), Again::Later),
         DaemonError::NoRoom { .. } | DaemonError::KvTooSmall { .. } => (error.to_string(), Again::Never),
         DaemonError::Engine { source, .. } if source.is_retryable() => (error.to_string(), Again::Later),
         DaemonError::Engine { .. } => (error.to_string(), Again::Never),

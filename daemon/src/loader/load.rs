@@ -212,6 +212,7 @@ impl Loader {
                 }
             }
             drop(devices);
+            ticket.press(in_the_way.as_ref().map_or(&[], |awaited| &awaited.enough));
             lacks.send_replace(in_the_way.as_ref().map(|awaited| Lack {
                 name: name.clone(),
                 needed_bytes: awaited.needs.fixed_bytes + awaited.needs.kv_bytes_min(),
