@@ -352,6 +352,7 @@ impl Daemon {
         }));
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());
         reload.set_sessions(&sessions);
+        reload.set_loader(&loader);
         progress(LoadProgress::Ready);
         Ok(Self { sessions, service, reload, shutdown, loader })
     }

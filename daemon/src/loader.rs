@@ -11,6 +11,7 @@ mod queue;
 mod reopen;
 mod residents;
 mod room;
+mod setbacks;
 mod unload;
 
 use std::any::Any;
@@ -35,6 +36,7 @@ pub(crate) use self::news::News;
 use self::queue::Queue;
 pub(crate) use self::residents::is_evictable;
 use self::residents::{Residents, Wish};
+use self::setbacks::Setbacks;
 use crate::bundled;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
@@ -86,6 +88,8 @@ pub(crate) struct Loader {
     /// Models that take no new guests, since loads wait for them to go.
     gates: Arc<Gates>,
     demand: Demand,
+    /// Models that have failed for guests.
+    setbacks: Setbacks,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
     /// How often a model has come to the place that was kept for it, or has failed to, or has gone: loads that wait for room
@@ -175,6 +179,7 @@ impl Loader {
             queue: Queue::default(),
             gates: Arc::default(),
             demand: Demand::default(),
+            setbacks: Setbacks::default(),
             devices: Mutex::new(devices),
             changes: watch::Sender::new(0),
             ending: CancellationToken::new(),

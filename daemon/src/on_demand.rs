@@ -131,6 +131,9 @@ pub(crate) trait Opener: fmt::Debug + Send + Sync {
     /// The model of this name, loaded if it was not; all that ask for it meanwhile wait for one load. If the future is dropped, its
     /// guest does not wait any more.
     fn open(&self, name: &str, asker: Asker) -> BoxFuture<'static, Result<Opened, NotLoaded>>;
+
+    /// Forgets what a guest's user has saved under a name of models that are not loaded; whether there was anything.
+    fn forget(&self, name: &str, asker: Asker) -> BoxFuture<'static, bool>;
 }
 
 #[cfg(test)]

@@ -140,6 +140,14 @@ impl GuestModels {
         self.note(Some(GuestEnd::ModelUnloaded { model: name.to_owned() }));
     }
 
+    /// Forgets what the guest's user has saved under a name of models that are not loaded; whether there was anything.
+    pub(crate) async fn forget(&self, name: &str) -> bool {
+        match self.models.opener() {
+            Some(opener) => opener.forget(name, self.asker.clone()).await,
+            None => false,
+        }
+    }
+
     fn note(&self, refused: Option<GuestEnd>) {
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = refused;
     }

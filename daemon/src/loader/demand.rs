@@ -16,10 +16,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::account::ActorId;
-use trellis_engine::{EngineError, ModelHandle, ModelLease};
+use trellis_engine::{EngineError, ModelHandle, ModelLease, SavedName};
 
 use super::errand::{Errand, Lack, Patience};
 use super::residents::Wish;
+use super::setbacks::Files;
 use super::{Loader, panic_message};
 use crate::daemon::DaemonError;
 use crate::on_demand::{Again, Asker, NotLoaded, Opened, Opener};
@@ -152,6 +153,9 @@ impl Loader {
                     }
                 }
             }
+            if let Some(error) = self.setback(name).await {
+                return Err(error);
+            }
             n_tries += 1;
             match self.loaded_for(name, asker, patience).await {
                 Ok(loaded) => {
@@ -189,8 +193,16 @@ impl Loader {
         let runtime = self.demand.runtime();
         let _entered = runtime.enter();
         let _ = self.leaving.begin(|| {
+            let source = EngineError::Failed(failed.failure()?);
             let model = self.models.send_off_this(failed)?;
-            tracing::warn!(model = model.model().name, "a model that has failed is loaded again");
+            let name = &model.model().name;
+            let error = Arc::new(DaemonError::Engine { name: name.clone(), source });
+            let delay = self.setbacks.note_failed(name, error, Instant::now());
+            tracing::warn!(
+                model = name,
+                "a model that has failed is loaded again after {} s",
+                delay.as_secs()
+            );
             Some(self.see_off(model, Instant::now()))
         });
     }
@@ -257,6 +269,7 @@ impl Loader {
         };
         let given_up = errand.given_up.clone();
         let (turn, mut is_paused) = (self.demand.turn(&name), self.demand.is_paused.subscribe());
+        let mut files = Files::default();
         let loading = async {
             let its_turn = async {
                 let turn = turn.lock().await;
@@ -266,14 +279,18 @@ impl Loader {
             };
             let _turn = tokio::select! {
                 biased;
-                () = given_up.cancelled() => return Err(DaemonError::GivenUp),
+                () = given_up.cancelled() => return Err(Arc::new(DaemonError::GivenUp)),
                 turn = its_turn => turn,
             };
-            self.load_to_the_end(name.clone(), None, Box::new(progress), errand).await
+            files = self.files_of(&name).await;
+            let loaded = self.load_to_the_end(name.clone(), None, Box::new(progress), errand).await;
+            loaded.map(Arc::new).map_err(Arc::new)
         };
         let loaded = AssertUnwindSafe(loading).catch_unwind().await.unwrap_or_else(|panic| {
-            Err(DaemonError::Panicked { name: name.clone(), message: panic_message(panic.as_ref()) })
+            let message = panic_message(panic.as_ref());
+            Err(Arc::new(DaemonError::Panicked { name: name.clone(), message }))
         });
+        self.note_outcome(&name, files, loaded.as_ref().err());
         // What is asked from here on looks at what is loaded first. Another load may have begun after this one was given up.
         let mut flights = self.demand.lock();
         if !given_up.is_cancelled() {
@@ -281,13 +298,10 @@ impl Loader {
         }
         flights.retain(|_, flight| !flight.given_up.is_cancelled());
         drop(flights);
-        match loaded {
-            Ok(lease) => Ok(Arc::new(lease)),
-            Err(error) => {
-                tracing::warn!(model = name, uid = user.0, %error, "a model was not loaded on demand");
-                Err(Arc::new(error))
-            }
+        if let Err(error) = &loaded {
+            tracing::warn!(model = name, uid = user.0, %error, "a model was not loaded on demand");
         }
+        loaded
     }
 }
 
@@ -308,6 +322,18 @@ impl Opener for OnDemand {
             let lease = loader.fetch(&name, &asker).await.map_err(|error| told(&error))?;
             let (model, claim) = (lease.handle().clone(), loader.gates.hold(asker.guest, lease));
             Ok(Opened { model, claim: Box::new(claim) })
+        }
+        .boxed()
+    }
+
+    fn forget(&self, name: &str, asker: Asker) -> BoxFuture<'static, bool> {
+        let keepers = self.0.upgrade().and_then(|loader| loader.keepers().cloned());
+        let name = SavedName { actor: asker.user, name: name.to_owned() };
+        async move {
+            match keepers {
+                Some(keepers) => keepers.forget(name).await,
+                None => false,
+            }
         }
         .boxed()
     }

@@ -76,6 +76,9 @@ impl Loader {
         device: Option<Device>,
         progress: impl Fn(u64, u64) + Send + Sync + 'static,
     ) -> Result<ModelHandle, DaemonError> {
+        if let Some(name) = self.models.declared().resolve(&choice) {
+            self.setbacks.clear(name);
+        }
         let patience = Patience::begin(Duration::from_millis(self.config.model_wait_ms));
         let given_up = self.ending.child_token();
         let waits = given_up.clone().drop_guard();
