@@ -18,7 +18,8 @@ fn closed_by(n_users: u32) -> (Vec<Duration>, [Duration; 2]) {
     let mut random = 7_u64;
     for step in 0..36_000 {
         let now = begun + Duration::from_millis(100) * step;
-        for (n_user, closed) in of_users.iter_mut().enumerate() {
+        for offset in 0..n_users {
+            let n_user = ((step + offset) % n_users) as usize;
             for (n_device, device) in DEVICES.into_iter().enumerate() {
                 let cause = user(n_user as u32, device);
                 if gates.may_close_from(cause, now) > now {
@@ -28,7 +29,7 @@ fn closed_by(n_users: u32) -> (Vec<Duration>, [Duration; 2]) {
                 let takes = CLOSED.min(Duration::from_millis(100 * (1 + (random >> 33) % 150)));
                 let number = gates.shut(cause, vec!["a".to_owned()], (now, now + CLOSED));
                 under_way.push((number, n_user, n_device, now + takes));
-                *closed += takes;
+                of_users[n_user] += takes;
                 on_devices[n_device] += takes;
             }
         }
