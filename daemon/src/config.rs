@@ -62,7 +62,8 @@ pub struct Config {
     /// has loaded in its place has the rest of that time.
     pub model_resident_ms: u64,
     /// Milliseconds for which whoever wants a model waits for others that are in use to come free, where the device has no room for one
-    /// more; then that fails, and may be tried again. Who came first has the room first.
+    /// more; then that fails, and may be tried again. Who came first has the room first. After a quarter of this, and three seconds at
+    /// most, models in the way take no new guests until those go that use them, for half of this and ten seconds at most.
     pub model_wait_ms: u64,
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.

@@ -172,6 +172,14 @@ pub enum DaemonError {
         /// How long it has waited.
         waited: Duration,
     },
+    /// It takes no new guests, because somebody waits for its room, and the guest was not to wait any longer.
+    #[error(
+        "model {name:?} takes no new guests at this moment: another one is to have its room; try again later"
+    )]
+    MakesRoom {
+        /// The model.
+        name: String,
+    },
     /// It has the name of a model of the catalog, and is another.
     #[error("{choice:?} is a model named {name:?}, which is a name of the catalog")]
     Declared {
@@ -360,6 +368,7 @@ impl Daemon {
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());
         reload.set_sessions(&sessions);
         upgrade.set_sessions(&sessions);
+        reload.set_loader(&loader);
         progress(LoadProgress::Ready);
         Ok(Self { sessions, service, reload, upgrade, shutdown, loader })
     }

@@ -4,6 +4,7 @@ mod capacity;
 mod demand;
 mod errand;
 mod fit;
+mod gate;
 mod idle;
 mod load;
 mod news;
@@ -11,6 +12,7 @@ mod queue;
 mod reopen;
 mod residents;
 mod room;
+mod setbacks;
 mod start_check;
 mod unload;
 
@@ -31,11 +33,13 @@ use trellis_engine::{
 use self::capacity::Capacity;
 use self::demand::Demand;
 pub(crate) use self::fit::{Fit, Verdict};
+use self::gate::Gates;
 use self::load::Coming;
 pub(crate) use self::news::News;
 use self::queue::Queue;
 pub(crate) use self::residents::is_evictable;
 use self::residents::{Residents, Wish};
+use self::setbacks::Setbacks;
 pub(crate) use self::start_check::check_models;
 use crate::bundled;
 use crate::config::{Config, Device};
@@ -85,7 +89,11 @@ pub(crate) struct Loader {
     residents: Residents,
     /// Loads that wait for room.
     queue: Queue,
+    /// Models that take no new guests, since loads wait for them to go.
+    gates: Arc<Gates>,
     demand: Demand,
+    /// Models that have failed for guests.
+    setbacks: Setbacks,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
     /// How often a model has come to the place that was kept for it, or has failed to, or has gone: loads that wait for room
@@ -173,7 +181,9 @@ impl Loader {
             news: News::default(),
             residents,
             queue: Queue::default(),
+            gates: Arc::default(),
             demand: Demand::default(),
+            setbacks: Setbacks::default(),
             devices: Mutex::new(devices),
             changes: watch::Sender::new(0),
             ending: CancellationToken::new(),

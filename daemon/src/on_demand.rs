@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use trellis_engine::ModelHandle;
 use trellis_engine::account::{ActorId, GuestId};
-use trellis_engine::{ModelHandle, ModelLease};
 
 use crate::config::Config;
 
@@ -99,8 +99,6 @@ impl fmt::Debug for LoadListener {
 /// Keeps a model for a guest that holds it, until it is dropped.
 pub(crate) trait Claim: fmt::Debug + Send + Sync {}
 
-impl Claim for ModelLease {}
-
 /// A model that a guest asked for.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -133,6 +131,9 @@ pub(crate) trait Opener: fmt::Debug + Send + Sync {
     /// The model of this name, loaded if it was not; all that ask for it meanwhile wait for one load. If the future is dropped, its
     /// guest does not wait any more.
     fn open(&self, name: &str, asker: Asker) -> BoxFuture<'static, Result<Opened, NotLoaded>>;
+
+    /// Forgets what a guest's user has saved under a name of models that are not loaded; whether there was anything.
+    fn forget(&self, name: &str, asker: Asker) -> BoxFuture<'static, bool>;
 }
 
 #[cfg(test)]

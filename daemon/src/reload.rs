@@ -19,6 +19,7 @@ use crate::accounts::Accounts;
 use crate::config::{Config, ConfigError};
 use crate::daemon::DaemonError;
 use crate::live::Live;
+use crate::loader::Loader;
 use crate::permissions::Permissions;
 use crate::service::HostService;
 use crate::session::Sessions;
@@ -68,6 +69,7 @@ pub(crate) struct Reload {
     permissions: Arc<Live<Permissions>>,
     accounts: Arc<Accounts>,
     sessions: OnceLock<Weak<Sessions<HostService>>>,
+    loader: OnceLock<Weak<Loader>>,
     shutdown: CancellationToken,
 }
 
@@ -85,6 +87,7 @@ impl Reload {
             permissions,
             accounts,
             sessions: OnceLock::new(),
+            loader: OnceLock::new(),
             shutdown,
         })
     }
@@ -103,6 +106,11 @@ impl Reload {
     /// Says which sessions are held to it.
     pub(crate) fn set_sessions(&self, sessions: &Arc<Sessions<HostService>>) {
         let _ = self.sessions.set(Arc::downgrade(sessions));
+    }
+
+    /// Says who loads models: those that have failed may be tried at once after a reload.
+    pub(crate) fn set_loader(&self, loader: &Arc<Loader>) {
+        let _ = self.loader.set(Arc::downgrade(loader));
     }
 
     /// Reads the configuration again, and has hold of it what can.
@@ -147,6 +155,9 @@ impl Reload {
         }
         if let Some(sessions) = self.sessions.get().and_then(Weak::upgrade) {
             sessions.set_limits(next.sessions.clone());
+        }
+        if let Some(loader) = self.loader.get().and_then(Weak::upgrade) {
+            loader.forget_setbacks();
         }
         self.running.set(next);
         Ok(info)

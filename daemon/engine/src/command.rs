@@ -26,6 +26,13 @@ pub(crate) struct ModelId {
     pub(crate) generation: u32,
 }
 
+impl ModelId {
+    /// Whether it has the place of another, which is gone.
+    pub(crate) fn replaces(self, other: Self) -> bool {
+        self.place == other.place && self.generation > other.generation
+    }
+}
+
 /// A context, unique while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ContextId {

@@ -85,7 +85,7 @@ impl GuestModels {
         let name = name.or_else(|| declared.default_model());
         match name.and_then(|name| declared.resolve(name)) {
             Some(name) => self.open_declared(name).await,
-            None => self.open_loaded(name),
+            None => self.open_loaded(name).await,
         }
     }
 
@@ -112,7 +112,7 @@ impl GuestModels {
         }
     }
 
-    fn open_loaded(&self, name: Option<&str>) -> Result<HeldModel, NotOpened> {
+    async fn open_loaded(&self, name: Option<&str>) -> Result<HeldModel, NotOpened> {
         let listing = self.models.listing();
         let mut models = self.in_order(listing.loaded()).into_iter();
         let Some(found) = models.find(|handle| name.is_none_or(|name| handle.model().name == name)) else {
@@ -122,6 +122,14 @@ impl GuestModels {
             self.note_refused(name);
             return Err(NotOpened::Leaving);
         };
+        // Whoever names none waits for it, and keeps it, as whoever names it.
+        let found_name = found.model().name.clone();
+        if name.is_none()
+            && self.models.opener().is_some()
+            && self.models.declared().resolve(&found_name).is_some()
+        {
+            return self.open_declared(&found_name).await;
+        }
         // It goes on with this one.
         self.note(None);
         Ok(self.holds.hold(found))
@@ -130,6 +138,14 @@ impl GuestModels {
     /// The guest wanted more of a model that is on its way out: if it gives up, that may be why.
     pub(crate) fn note_refused(&self, name: &str) {
         self.note(Some(GuestEnd::ModelUnloaded { model: name.to_owned() }));
+    }
+
+    /// Forgets what the guest's user has saved under a name of models that are not loaded; whether there was anything.
+    pub(crate) async fn forget(&self, name: &str) -> bool {
+        match self.models.opener() {
+            Some(opener) => opener.forget(name, self.asker.clone()).await,
+            None => false,
+        }
     }
 
     fn note(&self, refused: Option<GuestEnd>) {

@@ -2,7 +2,7 @@
 //! one until the guest has let go of it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -14,25 +14,62 @@ use super::message::{FromGuests, ModelNumber};
 use super::teller::Up;
 use crate::on_demand::{Again, Asker, Claim, NotLoaded, Opened, Opener};
 
-/// Guests that wait, each for one model.
-type Waiting = Mutex<HashMap<GuestId, oneshot::Sender<Result<Opened, NotLoaded>>>>;
+/// Guests that wait, each for one answer.
+#[derive(Debug)]
+struct Waiting<T>(Mutex<HashMap<GuestId, oneshot::Sender<T>>>);
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Waiting<T> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<GuestId, oneshot::Sender<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that waits from now on.
+    fn begin(self: &Arc<Self>, guest: GuestId) -> Waiter<T> {
+        let (answer, answered) = oneshot::channel();
+        self.lock().insert(guest, answer);
+        Waiter { waiting: self.clone(), guest, answered }
+    }
+
+    /// Gives one the answer. A guest that has ended is given none: what is in it is let go of.
+    fn answer(&self, guest: GuestId, answer: T) {
+        let waiting = self.lock().remove(&guest);
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(answer);
+        }
+    }
+}
 
 /// Asks the daemon.
 #[derive(Debug)]
 pub(super) struct FarOpener {
     up: Arc<Up>,
-    waiting: Arc<Waiting>,
+    opening: Arc<Waiting<Result<Opened, NotLoaded>>>,
+    forgetting: Arc<Waiting<bool>>,
 }
 
 /// A guest that waits until this is dropped.
-struct Waiter {
-    waiting: Arc<Waiting>,
+struct Waiter<T> {
+    waiting: Arc<Waiting<T>>,
     guest: GuestId,
+    answered: oneshot::Receiver<T>,
 }
 
-impl Drop for Waiter {
+impl<T> Waiter<T> {
+    /// None where the daemon is gone.
+    async fn answered(mut self) -> Option<T> {
+        (&mut self.answered).await.ok()
+    }
+}
+
+impl<T> Drop for Waiter<T> {
     fn drop(&mut self) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.guest);
+        self.waiting.lock().remove(&self.guest);
     }
 }
 
@@ -54,7 +91,12 @@ impl Drop for FarClaim {
 
 impl FarOpener {
     pub(super) fn new(up: Arc<Up>) -> Arc<Self> {
-        Arc::new(Self { up, waiting: Arc::default() })
+        Arc::new(Self { up, opening: Arc::default(), forgetting: Arc::default() })
+    }
+
+    /// The daemon has forgotten what was saved under a name, if anything was.
+    pub(super) fn note_forgotten(&self, guest: GuestId, was_there: bool) {
+        self.forgetting.answer(guest, was_there);
     }
 
     /// The daemon has answered, with a model that the process knows, or did.
@@ -63,7 +105,6 @@ impl FarOpener {
         guest: GuestId,
         opened: Result<Option<(ModelNumber, ModelHandle)>, NotLoaded>,
     ) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&guest);
         let opened = opened.and_then(|known| {
             let (model, handle) = known.ok_or_else(|| NotLoaded {
                 reason: "it was unloaded as soon as it was there".to_owned(),
@@ -72,25 +113,21 @@ impl FarOpener {
             let claim = FarClaim { up: self.up.clone(), guest, model };
             Ok(Opened { model: handle, claim: Box::new(claim) })
         });
-        if let Some(waiting) = waiting {
-            // A guest that has ended lets go of it with this.
-            let _ = waiting.send(opened);
-        }
+        self.opening.answer(guest, opened);
     }
 }
 
 impl Opener for FarOpener {
     fn open(&self, name: &str, asker: Asker) -> BoxFuture<'static, Result<Opened, NotLoaded>> {
-        let (answer, answered) = oneshot::channel();
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(asker.guest, answer);
+        let waiter = self.opening.begin(asker.guest);
         self.up.say(&FromGuests::Open { guest: asker.guest, name: name.to_owned() });
         let lost = || NotLoaded { reason: "the daemon is gone".to_owned(), again: Again::NextDaemon };
-        let waiter = Waiter { waiting: self.waiting.clone(), guest: asker.guest };
-        async move {
-            let opened = answered.await.unwrap_or_else(|_| Err(lost()));
-            drop(waiter);
-            opened
-        }
-        .boxed()
+        async move { waiter.answered().await.unwrap_or_else(|| Err(lost())) }.boxed()
+    }
+
+    fn forget(&self, name: &str, asker: Asker) -> BoxFuture<'static, bool> {
+        let waiter = self.forgetting.begin(asker.guest);
+        self.up.say(&FromGuests::Forget { guest: asker.guest, name: name.to_owned() });
+        async move { waiter.answered().await.unwrap_or(false) }.boxed()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What guests wait for comes through whoever `listens`, which waits for nothing but the daemon.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -94,7 +94,7 @@ pub(super) struct Inside {
     pool: Arc<GuestPool>,
     models: Models,
     opener: Arc<FarOpener>,
-    engines: Vec<(Arc<FarEngine>, DeviceWatch)>,
+    engines: BTreeMap<EngineNumber, (Arc<FarEngine>, DeviceWatch)>,
     coming: Coming,
     far_models: HashMap<ModelNumber, (FarModel, AbortOnDropHandle<()>)>,
     programs: HashMap<[u8; 32], Program>,
@@ -135,7 +135,7 @@ impl Inside {
             pool,
             models,
             opener,
-            engines: Vec::new(),
+            engines: BTreeMap::new(),
             coming: Coming::new(first),
             far_models: HashMap::new(),
             programs: HashMap::new(),
@@ -170,12 +170,21 @@ impl Inside {
     fn carry_out(&mut self, message: ToGuests) -> Result<(), InsideError> {
         match message {
             ToGuests::Begin(_) => return Err(InsideError::NotBegun),
-            ToGuests::Answer { engine, answered } => self.engine(engine)?.deliver([answered]),
+            ToGuests::Answer { engine, answered } => {
+                // Of one that is gone all have heard that it is.
+                if let Some((engine, _)) = self.engines.get(&engine) {
+                    engine.deliver([answered]);
+                }
+            }
             ToGuests::Counted { guest, counted } => self.note_counted(guest, &counted),
             ToGuests::Lent { ticket, lent } => self.teller.note_lent(ticket, lent),
             ToGuests::Steps { guest, steps } => self.note_steps(guest, &steps),
-            ToGuests::Engine { device, .. } => self.add_engine(device),
-            ToGuests::EngineEnded { engine, failure } => self.engine(engine)?.end(failure),
+            ToGuests::Engine { engine, device } => self.add_engine(engine, device),
+            ToGuests::EngineEnded { engine, failure } => {
+                if let Some((engine, _)) = self.engines.get(&engine) {
+                    engine.end(failure);
+                }
+            }
             ToGuests::Model { model, engine, facts, card } => {
                 self.coming.read(model, engine, facts, *card)?;
             }
@@ -197,6 +206,7 @@ impl Inside {
                 });
                 self.opener.note_opened(guest, opened);
             }
+            ToGuests::Forgotten { guest, was_there } => self.opener.note_forgotten(guest, was_there),
             ToGuests::Program { hash, code } => {
                 let known = blake3::Hash::from_bytes(hash);
                 let program = Program::load(self.pool.runtime(), &self.limits, known, &code)?;
@@ -225,14 +235,13 @@ impl Inside {
 
     fn engine(&self, engine: EngineNumber) -> Result<&Arc<FarEngine>, NotUnderstood> {
         let not_there = NotUnderstood::NotThere { what: "engine", number: engine.0.into() };
-        self.engines.get(engine.0 as usize).map(|(engine, _)| engine).ok_or(not_there)
+        self.engines.get(&engine).map(|(engine, _)| engine).ok_or(not_there)
     }
 
-    fn add_engine(&mut self, device: String) {
-        let engine = EngineNumber(self.engines.len() as u32);
+    fn add_engine(&mut self, engine: EngineNumber, device: String) {
         let far = FarEngine::new(self.numbers, Arc::new(Asker { engine, up: self.up.clone() }));
         let watch = DeviceWatch { device, engine: far.watch(), past: DevicePast::begin(None) };
-        self.engines.push((Arc::new(far), watch));
+        self.engines.insert(engine, (Arc::new(far), watch));
     }
 
     fn list(&mut self, loaded: &[ModelNumber], leaving: &[ModelNumber], engines: &[EngineNumber]) {
@@ -251,7 +260,14 @@ impl Inside {
         for handle in &leaving {
             handle.close();
         }
-        let devices = engines.iter().filter_map(|engine| self.engines.get(engine.0 as usize));
+        self.engines.retain(|number, (engine, _)| {
+            let is_there = engines.contains(number);
+            if !is_there && engine.watch().failure().is_none() {
+                engine.end(None);
+            }
+            is_there
+        });
+        let devices = engines.iter().filter_map(|engine| self.engines.get(engine));
         self.models.set(loaded, leaving, devices.map(|(_, device)| device.clone()).collect());
     }
 

@@ -416,11 +416,18 @@ impl Keeper {
     ) -> Result<(), NotUnderstood> {
         match message {
             FromGuests::Asked { engine, asked } => {
+                if !engines.contains_key(&engine) {
+                    let state = self.lock();
+                    engines.retain(|&known, _| matches!(state.announced.engine(known), Ok(Some(_))));
+                }
                 let near = match engines.entry(engine) {
                     Entry::Occupied(known) => known.into_mut(),
                     Entry::Vacant(place) => {
                         let outward = Arc::new(Answers { engine, outgoing: self.outgoing.clone() });
-                        let watch = self.lock().announced.engine(engine)?.clone();
+                        // Nothing that was asked of one that is gone is waited for: the process hears that it is.
+                        let Some(watch) = self.lock().announced.engine(engine)?.cloned() else {
+                            return Ok(());
+                        };
                         let limit = |resource| self.user.limit(resource);
                         let (n_contexts_max, host_bytes) =
                             (limit(Resource::Contexts), limit(Resource::HostBytes));
@@ -433,7 +440,14 @@ impl Keeper {
                         ))
                     }
                 };
-                near.take(*asked, n_bytes, &Known { keeper: self, engine })?;
+                let taken = near.take(*asked, n_bytes, &Known { keeper: self, engine });
+                if let Err(violation) = taken {
+                    // Of one that is gone no models are known, and nothing was posted.
+                    if self.lock().announced.engine(engine)?.is_some() {
+                        return Err(violation.into());
+                    }
+                    engines.remove(&engine);
+                }
             }
             FromGuests::Borrow { ticket, guest, resource, n } => {
                 let lent = self.lend(guest, resource, n)?;
@@ -450,6 +464,7 @@ impl Keeper {
                 self.user.release(resource, n);
             }
             FromGuests::Open { guest, name } => self.open(&self.guest(guest)?, &name)?,
+            FromGuests::Forget { guest, name } => self.forget(&self.guest(guest)?, &name)?,
             FromGuests::LetGo { guest, model } => {
                 // One that has ended has nothing anyway.
                 if let Ok(guest) = self.guest(guest) {

@@ -69,6 +69,8 @@ pub(crate) enum ToGuests {
     Steps { guest: GuestId, steps: Vec<Step> },
     /// What came of [`FromGuests::Open`].
     Opened { guest: GuestId, opened: Result<ModelNumber, NotLoaded> },
+    /// What came of [`FromGuests::Forget`]: whether anything was saved.
+    Forgotten { guest: GuestId, was_there: bool },
     /// What came of [`FromGuests::Borrow`].
     Lent { ticket: u64, lent: Result<(), BudgetExceeded> },
 }
@@ -121,6 +123,8 @@ pub(crate) enum FromGuests {
     GiveBack { resource: Resource, n: u64 },
     /// A guest asks for a model that is loaded on demand; one at a time.
     Open { guest: GuestId, name: String },
+    /// A guest forgets what its user has saved under a name of models that are not loaded; as it asks for a model, one at a time.
+    Forget { guest: GuestId, name: String },
     /// A guest has nothing more of a model that it got so.
     LetGo { guest: GuestId, model: ModelNumber },
     /// Whether any guest has anything of a model.

@@ -16,10 +16,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::account::ActorId;
-use trellis_engine::{EngineError, ModelHandle, ModelLease};
+use trellis_engine::{EngineError, ModelHandle, ModelLease, SavedName};
 
 use super::errand::{Errand, Lack, Patience};
 use super::residents::Wish;
+use super::setbacks::Files;
 use super::{Loader, panic_message};
 use crate::daemon::DaemonError;
 use crate::on_demand::{Again, Asker, NotLoaded, Opened, Opener};
@@ -129,6 +130,15 @@ impl Loader {
                 }
                 is_renewed = true;
                 self.send_off_failed(failed);
+            } else if loaded.is_some() && self.is_shut(name, asker) {
+                asker.loads.hear(name, 0, 0);
+                tokio::select! {
+                    biased;
+                    () = self.gates.opened(name, asker.guest) => continue,
+                    () = patience.over() => {
+                        return Err(Arc::new(DaemonError::MakesRoom { name: name.to_owned() }));
+                    }
+                }
             } else if let Some(lease) = loaded.and_then(ModelHandle::try_lease) {
                 self.residents.note_used(name);
                 return Ok(lease);
@@ -142,6 +152,9 @@ impl Loader {
                         return Err(Arc::new(DaemonError::Leaving { name: name.to_owned() }));
                     }
                 }
+            }
+            if let Some(error) = self.setback(name).await {
+                return Err(error);
             }
             n_tries += 1;
             match self.loaded_for(name, asker, patience).await {
@@ -170,13 +183,26 @@ impl Loader {
         }
     }
 
+    /// Whether a guest does not get a model that is loaded, because a load waits until it goes.
+    fn is_shut(&self, name: &str, asker: &Asker) -> bool {
+        self.gates.shut_until(name, asker.guest, Instant::now()).is_some()
+    }
+
     /// Unloads a model of which nothing more is computed, although its device works: it is loaded again as any other.
     fn send_off_failed(self: &Arc<Self>, failed: &ModelHandle) {
         let runtime = self.demand.runtime();
         let _entered = runtime.enter();
         let _ = self.leaving.begin(|| {
+            let source = EngineError::Failed(failed.failure()?);
             let model = self.models.send_off_this(failed)?;
-            tracing::warn!(model = model.model().name, "a model that has failed is loaded again");
+            let name = &model.model().name;
+            let error = Arc::new(DaemonError::Engine { name: name.clone(), source });
+            let delay = self.setbacks.note_failed(name, error, Instant::now());
+            tracing::warn!(
+                model = name,
+                "a model that has failed is loaded again after {} s",
+                delay.as_secs()
+            );
             Some(self.see_off(model, Instant::now()))
         });
     }
@@ -243,6 +269,7 @@ impl Loader {
         };
         let given_up = errand.given_up.clone();
         let (turn, mut is_paused) = (self.demand.turn(&name), self.demand.is_paused.subscribe());
+        let mut files = Files::default();
         let loading = async {
             let its_turn = async {
                 let turn = turn.lock().await;
@@ -252,14 +279,18 @@ impl Loader {
             };
             let _turn = tokio::select! {
                 biased;
-                () = given_up.cancelled() => return Err(DaemonError::GivenUp),
+                () = given_up.cancelled() => return Err(Arc::new(DaemonError::GivenUp)),
                 turn = its_turn => turn,
             };
-            self.load_to_the_end(name.clone(), None, Box::new(progress), errand).await
+            files = self.files_of(&name).await;
+            let loaded = self.load_to_the_end(name.clone(), None, Box::new(progress), errand).await;
+            loaded.map(Arc::new).map_err(Arc::new)
         };
         let loaded = AssertUnwindSafe(loading).catch_unwind().await.unwrap_or_else(|panic| {
-            Err(DaemonError::Panicked { name: name.clone(), message: panic_message(panic.as_ref()) })
+            let message = panic_message(panic.as_ref());
+            Err(Arc::new(DaemonError::Panicked { name: name.clone(), message }))
         });
+        self.note_outcome(&name, files, loaded.as_ref().err());
         // What is asked from here on looks at what is loaded first. Another load may have begun after this one was given up.
         let mut flights = self.demand.lock();
         if !given_up.is_cancelled() {
@@ -267,13 +298,10 @@ impl Loader {
         }
         flights.retain(|_, flight| !flight.given_up.is_cancelled());
         drop(flights);
-        match loaded {
-            Ok(lease) => Ok(Arc::new(lease)),
-            Err(error) => {
-                tracing::warn!(model = name, uid = user.0, %error, "a model was not loaded on demand");
-                Err(Arc::new(error))
-            }
+        if let Err(error) = &loaded {
+            tracing::warn!(model = name, uid = user.0, %error, "a model was not loaded on demand");
         }
+        loaded
     }
 }
 
@@ -292,7 +320,20 @@ impl Opener for OnDemand {
         async move {
             let loader = loader.ok_or_else(|| told(&DaemonError::Ending))?;
             let lease = loader.fetch(&name, &asker).await.map_err(|error| told(&error))?;
-            Ok(Opened { model: lease.handle().clone(), claim: Box::new(lease) })
+            let (model, claim) = (lease.handle().clone(), loader.gates.hold(asker.guest, lease));
+            Ok(Opened { model, claim: Box::new(claim) })
+        }
+        .boxed()
+    }
+
+    fn forget(&self, name: &str, asker: Asker) -> BoxFuture<'static, bool> {
+        let keepers = self.0.upgrade().and_then(|loader| loader.keepers().cloned());
+        let name = SavedName { actor: asker.user, name: name.to_owned() };
+        async move {
+            match keepers {
+                Some(keepers) => keepers.forget(name).await,
+                None => false,
+            }
         }
         .boxed()
     }
@@ -302,9 +343,10 @@ impl Opener for OnDemand {
 fn told(error: &DaemonError) -> NotLoaded {
     let (reason, again) = match error {
         DaemonError::Ending => (error.to_string(), Again::NextDaemon),
-        DaemonError::NoRoomNow { .. } | DaemonError::Leaving { .. } | DaemonError::GivenUp => {
-            (error.to_string(), Again::Later)
-        }
+        DaemonError::NoRoomNow { .. }
+        | DaemonError::MakesRoom { .. }
+        | DaemonError::Leaving { .. }
+        | DaemonError::GivenUp => (error.to_string(), Again::Later),
         DaemonError::NoRoom { .. } | DaemonError::KvTooSmall { .. } => (error.to_string(), Again::Never),
         DaemonError::Engine { source, .. } if source.is_retryable() => (error.to_string(), Again::Later),
         DaemonError::Engine { .. } => (error.to_string(), Again::Never),

@@ -76,6 +76,9 @@ impl Loader {
         device: Option<Device>,
         progress: impl Fn(u64, u64) + Send + Sync + 'static,
     ) -> Result<ModelHandle, DaemonError> {
+        if let Some(name) = self.models.declared().resolve(&choice) {
+            self.setbacks.clear(name);
+        }
         let patience = Patience::begin(Duration::from_millis(self.config.model_wait_ms));
         let given_up = self.ending.child_token();
         let waits = given_up.clone().drop_guard();
@@ -212,6 +215,7 @@ impl Loader {
                 }
             }
             drop(devices);
+            ticket.press(in_the_way.as_ref().map_or(&[], |awaited| &awaited.enough));
             lacks.send_replace(in_the_way.as_ref().map(|awaited| Lack {
                 name: name.clone(),
                 needed_bytes: awaited.needs.fixed_bytes + awaited.needs.kv_bytes_min(),

@@ -1,14 +1,17 @@
 //! Loads that wait for room on a device, in the order in which they came: who came later takes no room that an earlier one of
-//! another user needs, so that nobody is passed for ever.
+//! another user needs, so that nobody is passed for ever. The first of a device may have gates closed ([`super::gate`]).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use trellis_engine::ModelHandle;
 
 use super::Loader;
+use super::gate::{Cause, Closing, Pace};
 use super::residents::Wish;
 use crate::config::Device;
+use crate::models::names;
 use crate::shares::Needs;
 
 /// A load that is the last again looks anew, which is not to be all that it does.
@@ -30,6 +33,22 @@ struct Waiting {
     device: Device,
     wish: Wish,
     needs: Needs,
+    came: Instant,
+    /// From when on it has been the first of its device.
+    first_since: Option<Instant>,
+}
+
+impl Inner {
+    /// Some have come or gone.
+    fn note_first(&mut self) {
+        let now = Instant::now();
+        for idx in 0..self.waiting.len() {
+            let device = self.waiting[idx].device;
+            let is_first = self.waiting[..idx].iter().all(|other| !other.device.is_same(device));
+            let waiting = &mut self.waiting[idx];
+            waiting.first_since = waiting.first_since.filter(|_| is_first).or(is_first.then_some(now));
+        }
+    }
 }
 
 impl Queue {
@@ -52,8 +71,17 @@ impl Queue {
         before.map(|other| other.needs.with_just(other.needs.n_pages_least())).collect()
     }
 
+    /// From when on nobody has been before this one. The operator goes before all.
+    fn first_since(&self, number: u64) -> Option<Instant> {
+        let inner = self.lock();
+        let waiting = inner.waiting.iter().find(|other| other.number == number)?;
+        if waiting.wish == Wish::Operator { Some(waiting.came) } else { waiting.first_since }
+    }
+
     fn leave(&self, number: u64) {
-        self.lock().waiting.retain(|other| other.number != number);
+        let mut inner = self.lock();
+        inner.waiting.retain(|other| other.number != number);
+        inner.note_first();
     }
 }
 
@@ -66,11 +94,15 @@ pub(super) struct Ticket<'a> {
     since: Option<Instant>,
     /// Its number, and until when it has that.
     number: Option<(u64, Option<Instant>)>,
+    /// Gates that are closed for it.
+    closing: Option<Closing>,
+    /// When gates may close for it, or have to open.
+    due: Option<Instant>,
 }
 
 impl<'a> Ticket<'a> {
     pub(super) fn new(loader: &'a Loader, device: Device, wish: Wish) -> Self {
-        Self { loader, device, wish, since: None, number: None }
+        Self { loader, device, wish, since: None, number: None, closing: None, due: None }
     }
 
     /// From when on it has waited, if it has.
@@ -102,22 +134,51 @@ impl<'a> Ticket<'a> {
             None => {
                 let number = inner.n_come;
                 inner.n_come += 1;
-                inner.waiting.push(Waiting { number, device: self.device, wish: self.wish, needs });
+                let Self { device, wish, .. } = *self;
+                inner.waiting.push(Waiting { number, device, wish, needs, came: now, first_since: None });
+                inner.note_first();
                 let waits_for = Duration::from_millis(self.loader.config.model_wait_ms).max(TURN_MIN);
                 self.number = Some((number, now.checked_add(waits_for)));
             }
         }
     }
 
-    /// Waits until it is to be the last again.
+    /// It waits until these would go, which is not to be for ever: once it was the first for a turn, they take no new guests, for as
+    /// long as that may be.
+    pub(super) fn press(&mut self, in_the_way: &[ModelHandle]) {
+        let first_since = self.number.and_then(|(number, _)| self.loader.queue.first_since(number));
+        let now = Instant::now();
+        if first_since.is_none() || self.closing.as_ref().is_some_and(|closing| closing.until() <= now) {
+            self.closing = None;
+        }
+        let Pace { turn, closed } = Pace::of(&self.loader.config);
+        self.due = match (&self.closing, first_since) {
+            (Some(closing), _) => Some(closing.until()),
+            (None, Some(since)) if !in_the_way.is_empty() && !closed.is_zero() => {
+                let cause = Cause { wish: self.wish, device: self.device };
+                let from = self.loader.gates.may_close_from(cause, now).max(since + turn);
+                if from <= now {
+                    let models = names(in_the_way);
+                    tracing::info!(?models, ?cause.wish, "models take no new guests: a load waits for their room");
+                    self.closing = Some(self.loader.gates.close(cause, models, now, closed));
+                }
+                Some(if from <= now { now + closed } else { from })
+            }
+            (None, _) => None,
+        };
+    }
+
+    /// Waits until it is to be the last again, or to press.
     pub(super) async fn over(&self) {
-        match self.number {
-            Some((_, Some(until))) => tokio::time::sleep_until(until).await,
-            _ => std::future::pending().await,
+        let until = self.number.and_then(|(_, until)| until);
+        match until.into_iter().chain(self.due).min() {
+            Some(until) => tokio::time::sleep_until(until).await,
+            None => std::future::pending().await,
         }
     }
 
     fn leave(&mut self) {
+        (self.closing, self.due) = (None, None);
         if let Some((number, _)) = self.number.take() {
             self.loader.queue.leave(number);
             // Those behind it look again.

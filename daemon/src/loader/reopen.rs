@@ -5,25 +5,25 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use trellis_engine::ModelHandle;
+use trellis_engine::model::Model;
 
-use super::{Loader, OpenDevice, Tenant, fill, is_evictable, open_device, open_models, watches};
+use super::{Loader, OpenDevice, Tenant, fill, is_evictable, open_device, watches};
 use crate::config::{Config, Device};
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, open_model};
 use crate::device;
 use crate::tasks::blocking;
 
 /// What is to be on a device again.
 struct Lost {
     device: Device,
-    /// How each model was asked for.
-    choices: Vec<String>,
-    handles: Vec<ModelHandle>,
+    /// The models, and how each was asked for.
+    models: Vec<(String, ModelHandle)>,
 }
 
 impl Loader {
     /// Lets go of all devices and opens them again, with all models that were on them and are not on their way out. One
     /// that is sent off meanwhile goes as soon as it is loaded, and those of the catalog that are not pinned come back once somebody
-    /// asks for them. Waits at most so long for loads of the operator, and for others to be given up: nothing of a device may be
+    /// asks for them; so do those of the catalog whose files are not what they were. Waits at most so long for loads of the operator, and for others to be given up: nothing of a device may be
     /// held when it is opened again.
     ///
     /// # Errors
@@ -44,13 +44,16 @@ impl Loader {
             // Nothing can be had of a device again as long as anything of it is held.
             drop(lost);
             let (mut opened, mut renewed) = (Vec::new(), Vec::new());
-            for Lost { device, choices, handles } in plans {
+            for Lost { device, models: lost } in plans {
                 device::reset(device)?;
-                let models = open_models(&choices, &loader.config)?;
+                let models = loader.open_again(&lost)?;
                 let mut open = open_device(device, &loader.config, &loader.cache_dir, &loader.fittings)?;
                 fill(&mut open, models, &loader.config, &loader.fittings, &|_| {})?;
-                let again = open.tenants.iter().map(|tenant| tenant.handle.clone());
-                renewed.extend(handles.into_iter().zip(again));
+                for (_, lost) in lost {
+                    let is_it = |tenant: &&Tenant| tenant.handle.model().name == lost.model().name;
+                    let again = open.tenants.iter().find(is_it).map(|tenant| tenant.handle.clone());
+                    renewed.extend(again.map(|again| (lost, again)));
+                }
                 opened.push(open);
             }
             Ok::<_, DaemonError>((opened, renewed))
@@ -62,6 +65,24 @@ impl Loader {
         }
         Ok(())
     }
+
+    /// Opens the files of models that are to be there again. One of the catalog whose files are no model any more fails alone: it is
+    /// tried again when a guest asks for it.
+    fn open_again(&self, lost: &[(String, ModelHandle)]) -> Result<Vec<(String, Model)>, DaemonError> {
+        let mut models = Vec::new();
+        for (choice, handle) in lost {
+            let name = &handle.model().name;
+            match open_model(choice, &self.config) {
+                Ok(model) => models.push((choice.clone(), model)),
+                Err(error) if self.config.catalog.contains_key(name) => {
+                    tracing::error!(model = name, %error, "a model is not there again, the others of its device are");
+                    self.news.note_failure(format!("{name} was not loaded again: {error}"));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(models)
+    }
 }
 
 impl Lost {
@@ -69,17 +90,15 @@ impl Lost {
         let comes_back = |tenant: &&Tenant| {
             !tenant.handle.is_closed() && !is_evictable(&tenant.handle.model().name, config)
         };
-        let staying = || open.tenants.iter().filter(comes_back);
-        Self {
-            device: open.device,
-            choices: staying().map(|tenant| tenant.choice.clone()).collect(),
-            handles: staying().map(|tenant| tenant.handle.clone()).collect(),
-        }
+        let staying = open.tenants.iter().filter(comes_back);
+        let models = staying.map(|tenant| (tenant.choice.clone(), tenant.handle.clone())).collect();
+        Self { device: open.device, models }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
     use std::sync::{Mutex, mpsc};
 
     use trellis_engine::account::{ActorId, GuestId};
@@ -95,16 +114,55 @@ mod tests {
         Asker { guest: GuestId(1), user: ActorId(1), loads: LoadListener::default() }
     }
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn models_on_demand_hold_up_nothing_and_come_back_when_they_are_asked_for() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let copy = folder.path().join("copy");
+    /// A copy of `draft`, below this folder.
+    fn copy_below(folder: &Path) -> PathBuf {
+        let copy = folder.join("copy");
         std::fs::create_dir(&copy).expect("made");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/models/draft");
         for file in std::fs::read_dir(source).expect("it is there") {
             let file = file.expect("it can be read").path();
             std::fs::copy(&file, copy.join(file.file_name().expect("a name"))).expect("copied");
         }
+        copy
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_pinned_model_whose_files_are_gone_fails_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = copy_below(folder.path());
+        let path = copy.to_str().expect("UTF-8").to_owned();
+        let pinned = |path| CatalogModel { path, is_pinned: true, ..CatalogModel::default() };
+        let catalog = [("a", pinned(path)), ("b", pinned("draft".to_owned()))];
+        let config = Config {
+            models: vec!["a".to_owned(), "tiny".to_owned(), "b".to_owned()],
+            catalog: catalog.map(|(name, model)| (name.to_owned(), model)).into(),
+            device: Device::Cpu,
+            ..Config::default()
+        };
+        let loader = Loader::start(config, folder.path().to_owned(), Fittings::default(), &|_| {});
+        let loader = Arc::new(loader.expect("it loads"));
+        loader.open_catalog();
+        std::fs::remove_dir_all(&copy).expect("removed");
+        loader.reopen(Duration::from_secs(120)).await.expect("the device is opened again");
+        let there = loader.models().now();
+        assert_eq!(names(&there), ["tiny", "b"]);
+        for model in there {
+            assert!(model.stats().await.is_ok(), "{}", model.model().name);
+        }
+        let failure = loader.news().last_failure().expect("it is said");
+        assert!(failure.message.starts_with("a was not loaded again: "), "{failure:?}");
+        let opener = loader.models().opener().expect("there is one").clone();
+        let gone = opener.open("a", asker()).await.expect_err("its files are gone");
+        assert_eq!(gone.again, Again::Never, "{gone:?}");
+        // What failed last stands, until the files are others.
+        copy_below(folder.path());
+        drop(opener.open("a", asker()).await.expect("its files are there"));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn models_on_demand_hold_up_nothing_and_come_back_when_they_are_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = copy_below(folder.path());
         let of = |path: &str| CatalogModel { path: path.to_owned(), ..CatalogModel::default() };
         let catalog = [("a", of(copy.to_str().expect("UTF-8"))), ("b", of("draft"))];
         let config = Config {

@@ -46,12 +46,17 @@ pub(super) struct Evictable {
 impl Evictable {
     /// Whether it may go at this moment.
     pub(super) fn is_free(&self, now: Instant) -> bool {
-        !self.is_held() && self.stays_until.is_none_or(|until| until <= now)
+        !self.is_held() && self.may_go(now)
     }
 
     /// Whether a guest has something of it.
     pub(super) fn is_held(&self) -> bool {
         *self.handle.holders().borrow() > 0
+    }
+
+    /// Whether it would go at this moment if nobody held it.
+    pub(super) fn may_go(&self, now: Instant) -> bool {
+        self.stays_until.is_none_or(|until| until <= now)
     }
 
     /// When it may go if nobody comes to hold it.

@@ -32,6 +32,8 @@ pub(super) struct Awaited {
     pub(super) held: Vec<ModelHandle>,
     /// When the first of the others may go that nobody uses.
     pub(super) until: Option<Instant>,
+    /// Some without which there would be room, if nobody came to hold them any more; none where others stay for a while yet.
+    pub(super) enough: Vec<ModelHandle>,
 }
 
 impl Awaited {
@@ -90,7 +92,7 @@ impl OpenDevice {
         }
         // There is room for one and not for the other: those who came before are waited for.
         let is_room = !before.is_empty() && self.room_beside((needs, &[]), evictable, config).is_some();
-        is_room.then(|| Room::Wait(Awaited { needs, held: Vec::new(), until: None }))
+        is_room.then(|| Room::Wait(Awaited { needs, held: Vec::new(), until: None, enough: Vec::new() }))
     }
 
     fn room_beside(
@@ -100,45 +102,70 @@ impl OpenDevice {
         config: &Config,
     ) -> Option<Room> {
         let now = Instant::now();
+        let wanted = (needs, before);
         let mut going: Vec<&ModelHandle> = Vec::new();
-        let leaving = self.tenants.iter().map(|tenant| &tenant.handle).filter(|handle| handle.is_closed());
-        let leaving: Vec<&ModelHandle> = leaving.collect();
         let mut free = evictable.iter().filter(|model| model.is_free(now)).map(|model| &model.handle);
-        while !self.fits_without((needs, before), &going, config) {
+        while !self.fits_without(wanted, &going, config) {
             match free.next() {
                 Some(next) => going.push(next),
-                None => {
-                    let all: Vec<&ModelHandle> =
-                        evictable.iter().map(|model| &model.handle).chain(leaving).collect();
-                    return self.fits_without((needs, before), &all, config).then(|| {
-                        let (held, idle): (Vec<_>, Vec<_>) =
-                            evictable.iter().partition(|model| model.is_held());
-                        Room::Wait(Awaited {
-                            needs,
-                            held: held.into_iter().map(|model| model.handle.clone()).collect(),
-                            until: idle
-                                .iter()
-                                .filter_map(|model| model.stays_until())
-                                .filter(|&at| at > now)
-                                .min(),
-                        })
-                    });
-                }
+                None => return self.awaited(wanted, (evictable, going), now, config).map(Room::Wait),
             }
         }
-        // What was used longest ago may have been too small to help.
+        Some(Room::Evict(self.least(wanted, &[], going, config)))
+    }
+
+    /// What is waited for where those that may go now, `going`, are not enough.
+    fn awaited<'a>(
+        &self,
+        wanted: (Needs, &[Needs]),
+        (evictable, mut going): (&'a [Evictable], Vec<&'a ModelHandle>),
+        now: Instant,
+        config: &Config,
+    ) -> Option<Awaited> {
+        let tenants = self.tenants.iter().map(|tenant| &tenant.handle);
+        let leaving: Vec<&ModelHandle> = tenants.filter(|handle| handle.is_closed()).collect();
+        let fits_without = |going: &[&ModelHandle]| {
+            let gone: Vec<&ModelHandle> = leaving.iter().chain(going).copied().collect();
+            self.fits_without(wanted, &gone, config)
+        };
+        let all: Vec<&ModelHandle> = evictable.iter().map(|model| &model.handle).collect();
+        if !fits_without(&all) {
+            return None;
+        }
+        let (held, idle): (Vec<&Evictable>, Vec<&Evictable>) =
+            evictable.iter().partition(|model| model.is_held());
+        for model in held.iter().filter(|model| model.may_go(now)) {
+            if fits_without(&going) {
+                break;
+            }
+            going.push(&model.handle);
+        }
+        let is_enough = fits_without(&going);
+        let enough = if is_enough { self.least(wanted, &leaving, going, config) } else { Vec::new() };
+        Some(Awaited {
+            needs: wanted.0,
+            held: held.into_iter().map(|model| model.handle.clone()).collect(),
+            until: idle.iter().filter_map(|model| model.stays_until()).filter(|&at| at > now).min(),
+            enough,
+        })
+    }
+
+    /// Of these, where `gone` go anyway, no more than there is room without: what was used longest ago may have been too small to help.
+    fn least(
+        &self,
+        wanted: (Needs, &[Needs]),
+        gone: &[&ModelHandle],
+        mut going: Vec<&ModelHandle>,
+        config: &Config,
+    ) -> Vec<ModelHandle> {
         for idx in (0..going.len()).rev() {
-            let without: Vec<&ModelHandle> = going
-                .iter()
-                .enumerate()
-                .filter(|&(other, _)| other != idx)
-                .map(|(_, model)| *model)
-                .collect();
-            if self.fits_without((needs, before), &without, config) {
+            let others = going.iter().enumerate().filter(|&(other, _)| other != idx).map(|(_, model)| model);
+            let without: Vec<&ModelHandle> = gone.iter().chain(others).copied().collect();
+            if self.fits_without(wanted, &without, config) {
                 going.remove(idx);
             }
         }
-        Some(Room::Evict(going.into_iter().cloned().collect()))
+        going.into_iter().cloned().collect()
     }
 }
 

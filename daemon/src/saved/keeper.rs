@@ -1,10 +1,11 @@
 //! The archives of models, over one store: what engines say is put into a queue for each user, and some threads do what the
 //! queues say, one thing of a user at a time and user by user in turn.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
 use trellis_engine::account::{Account, ActorId};
 use trellis_engine::backend::Backend;
 use trellis_engine::model::Model;
@@ -33,8 +34,9 @@ pub(crate) struct Keepers {
 #[derive(Debug)]
 struct Shared {
     store: Store,
-    /// Models that are loaded when a guest asks for them: what is kept of them is forgotten also while they are not.
-    on_demand: Vec<String>,
+    /// Models that are loaded when a guest asks for them, and those that were loaded at any time: what is kept of them is forgotten
+    /// also while they are not.
+    known: Mutex<BTreeSet<String>>,
     queues: Mutex<Queues>,
     changed: Condvar,
 }
@@ -53,15 +55,23 @@ struct Queues {
 /// What is asked of the archive of a model.
 #[derive(Debug)]
 struct Job {
-    model: Arc<OfModel>,
+    /// None where all that are known are meant.
+    model: Option<Arc<OfModel>>,
     name: SavedName,
     asked: Asked,
 }
 
 impl Job {
     fn is_replaced_by(&self, job: &Self) -> bool {
-        matches!((&self.asked, &job.asked), (Asked::Save(_), Asked::Save(_)))
-            && Arc::ptr_eq(&self.model, &job.model)
+        let is_same = match (&self.model, &job.model) {
+            (Some(model), Some(other)) => Arc::ptr_eq(model, other),
+            _ => false,
+        };
+        is_same && matches!((&self.asked, &job.asked), (Asked::Save(_), Asked::Save(_)))
+    }
+
+    fn is_of(&self, model: &str) -> bool {
+        self.model.as_ref().is_some_and(|of| of.model.name == model)
     }
 }
 
@@ -70,6 +80,8 @@ enum Asked {
     Save(Kept),
     Fetch(Arc<Account>, Wanted<Box<SavedContext>>),
     Forget(Wanted<()>),
+    /// Where no model is loaded that would ask.
+    ForgetOfNone(oneshot::Sender<bool>),
 }
 
 /// What is to be known of a model.
@@ -110,11 +122,20 @@ impl Keepers {
     /// Over this store, for all models that come to be loaded, and these.
     pub(crate) fn over(store: Store, on_demand: Vec<String>) -> Self {
         let (queues, changed) = (Mutex::default(), Condvar::new());
-        Self { shared: Arc::new(Shared { store, on_demand, queues, changed }) }
+        let known = Mutex::new(BTreeSet::from_iter(on_demand));
+        Self { shared: Arc::new(Shared { store, known, queues, changed }) }
+    }
+
+    /// Keeps nothing under a name any more, of any model that is known; whether anything was kept. For where no engine asks.
+    pub(crate) async fn forget(&self, name: SavedName) -> bool {
+        let (tell, told) = oneshot::channel();
+        self.shared.push(Job { model: None, name, asked: Asked::ForgetOfNone(tell) });
+        told.await.unwrap_or(false)
     }
 
     /// The archive of a model that is computed by a backend.
     pub(crate) fn of(&self, model: &Arc<Model>, backend: &mut dyn Backend) -> Arc<dyn Archive> {
+        self.shared.known().insert(model.name.clone());
         let pages = backend.kv_bytes().map_or_else(|| "none".to_owned(), |bytes| bytes.format());
         let format = format!("{pages}; {}", backend.weights().dtype.name());
         let page_bytes = backend.limits().page_bytes as u64;
@@ -149,13 +170,13 @@ impl Keepers {
 
 impl Queues {
     fn has_jobs_of(&self, of: Option<&str>) -> bool {
-        let is_of = |model: &Arc<OfModel>| of.is_none_or(|of| of == model.model.name);
-        self.busy.iter().any(is_of) || self.by_user.values().flatten().any(|job| is_of(&job.model))
+        let is_busy = self.busy.iter().any(|model| of.is_none_or(|of| of == model.model.name));
+        is_busy || self.by_user.values().flatten().any(|job| of.is_none_or(|of| job.is_of(of)))
     }
 
     /// What is to be done for a model goes first, in the order in which it was asked for: that of other models is about others.
     fn bring_forward(&mut self, model: &str) {
-        let is_of = |job: &Job| job.model.model.name == model;
+        let is_of = |job: &Job| job.is_of(model);
         let mut has_none = HashSet::new();
         for (actor, jobs) in &mut self.by_user {
             jobs.make_contiguous().sort_by_key(|job| !is_of(job));
@@ -176,7 +197,7 @@ impl Drop for Keepers {
 
 impl Keeper {
     fn push(&self, name: SavedName, asked: Asked) {
-        self.shared.push(Job { model: self.of.clone(), name, asked });
+        self.shared.push(Job { model: Some(self.of.clone()), name, asked });
     }
 }
 
@@ -197,6 +218,22 @@ impl Archive for Keeper {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anything was kept under a name, of any model.
+    fn forget(&self, name: &SavedName) -> bool {
+        let (known, mut was_there) = (self.known().clone(), false);
+        for model in known {
+            was_there |= self.store.forget(&model, name).unwrap_or_else(|error| {
+                tracing::warn!(uid = name.actor.0, model, %error, "a saved context stays on disk");
+                false
+            });
+        }
+        was_there
     }
 
     fn push(self: &Arc<Self>, job: Job) {
@@ -263,7 +300,7 @@ impl Shared {
                 continue;
             };
             let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
-            let of = job.as_ref().map(|job| job.model.clone());
+            let of = job.as_ref().and_then(|job| job.model.clone());
             queues.busy.extend(of.clone());
             drop(queues);
             if let Some(job) = job {
@@ -286,9 +323,10 @@ impl Shared {
     }
 
     fn carry_out(&self, Job { model, name, asked }: Job) {
-        let (uid, model_name) = (name.actor.0, &model.model.name);
-        match asked {
-            Asked::Save(kept) => {
+        let uid = name.actor.0;
+        match (asked, model) {
+            (Asked::Save(kept), Some(model)) => {
+                let model_name = &model.model.name;
                 let context = match kept.take() {
                     Taken::Context(context) => context,
                     Taken::NotToBeKept => {
@@ -307,20 +345,13 @@ impl Shared {
                     }
                 }
             }
-            Asked::Fetch(account, wanted) => {
+            (Asked::Fetch(account, wanted), Some(model)) => {
                 wanted.answer(self.store.get(model.kind(), &name, &account).map(Box::new));
             }
-            Asked::Forget(wanted) => {
-                let mut is_forgotten = false;
-                let others = self.on_demand.iter().filter(|other| *other != model_name);
-                for model in others.chain([model_name]) {
-                    is_forgotten |= self.store.forget(model, &name).unwrap_or_else(|error| {
-                        tracing::warn!(uid, model, %error, "a saved context stays on disk");
-                        false
-                    });
-                }
-                wanted.answer(is_forgotten.then_some(()));
-            }
+            (Asked::Forget(wanted), _) => wanted.answer(self.forget(&name).then_some(())),
+            // Who asked may be gone.
+            (Asked::ForgetOfNone(told), _) => drop(told.send(self.forget(&name))),
+            (Asked::Save(_) | Asked::Fetch(..), None) => unreachable!("what is saved is of a model"),
         }
     }
 }

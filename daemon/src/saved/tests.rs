@@ -268,3 +268,20 @@ async fn what_was_saved_of_a_model_that_is_not_loaded_is_forgotten_as_well() {
     assert!(of("asleep", 8).exists(), "another user's");
     assert!(of("other", 7).exists(), "of no model that a guest may open");
 }
+
+#[tokio::test]
+async fn what_is_saved_is_forgotten_where_no_engine_is() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let keepers = {
+        let life = Life::begin(dir.path(), 64);
+        life.context(20).await.save("plans").await.expect("saved");
+        assert!(life.keepers.settle(Some("draft"), PATIENCE));
+        life.keepers
+    };
+    let name = |uid| SavedName { actor: ActorId(uid), name: "plans".to_owned() };
+    assert!(!keepers.forget(name(8)).await, "it is another user's");
+    assert!(keepers.forget(name(7)).await);
+    assert!(!keepers.forget(name(7)).await, "it is gone");
+    let life = Life::begin(dir.path(), 64);
+    assert!(matches!(life.open(7, "plans").await, Err(EngineError::NotSaved { .. })));
+}

@@ -64,7 +64,9 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::NoRoom { needed_bytes, free_bytes, .. } => {
             body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*free_bytes)
         }
-        DaemonError::NoRoomNow { name, .. } => body(ErrorCode::NoRoomNow).with_value(name),
+        DaemonError::NoRoomNow { name, .. } | DaemonError::MakesRoom { name } => {
+            body(ErrorCode::NoRoomNow).with_value(name)
+        }
         DaemonError::KvTooSmall { needed_bytes, kv_bytes, .. } => {
             body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*kv_bytes)
         }

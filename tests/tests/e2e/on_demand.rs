@@ -1,9 +1,10 @@
 //! Models that are loaded because a guest asks for them, and make room for each other.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use trellis::config::{CatalogModel, Config, Isolation};
 use trellis::daemon::{BackendWrap, Daemon, Seams};
@@ -74,6 +75,23 @@ pub(crate) async fn one_of_two() -> Config {
     config(Some(room_for_one().await))
 }
 
+/// A client of another user.
+async fn stranger(daemon: &Daemon) -> Client {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let actor = Actor { uid: 4711, ..Actor::this_process() };
+    let (sessions, shutdown) = (daemon.sessions().clone(), daemon.shutdown().clone());
+    tokio::spawn(async move { sessions.serve(far, actor, shutdown).await });
+    Client::over(near).await.expect("connected")
+}
+
+/// What seeded guests of `tiny` and of `draft` send where both are loaded all the time.
+async fn expected() -> [String; 2] {
+    let both = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..config(None) };
+    let daemon = daemons::start(&both);
+    let client = daemon.connect().await.expect("connected");
+    [complete(&client, "tiny").await.well().text, complete(&client, "draft").await.well().text]
+}
+
 /// A daemon, and how often each model was loaded in it.
 fn counting(config: &Config) -> (Daemon, Arc<Mutex<BTreeMap<String, usize>>>) {
     let loads = Arc::new(Mutex::new(BTreeMap::new()));
@@ -91,12 +109,7 @@ fn two_models_by_turns(isolation: Isolation) {
     const N_CLIENTS: usize = 8;
     const N_GUESTS: usize = 4;
     block_on(async {
-        let expected = {
-            let both = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..config(None) };
-            let daemon = daemons::start(&both);
-            let client = daemon.connect().await.expect("connected");
-            [complete(&client, "tiny").await.well().text, complete(&client, "draft").await.well().text]
-        };
+        let expected = expected().await;
         let (daemon, loads) = counting(&Config { isolation, ..config(Some(room_for_one().await)) });
         let clients = (0..N_CLIENTS).map(async |n_client| {
             let client = daemon.connect().await.expect("connected");
@@ -124,6 +137,78 @@ fn two_models_make_room_for_each_other_under_traffic_and_no_guest_notices() {
 #[test]
 fn models_make_room_for_guests_in_processes_of_their_own() {
     two_models_by_turns(Isolation::Process);
+}
+
+/// A guest that has opened `tiny`, and ends when it is told to.
+async fn visitor(client: &Client) -> Guest {
+    let program = Program::wasm(guests::hostile());
+    let mut guest = client.start(program, with(&["visitor", "tiny"])).await.expect("the connection stands");
+    while !matches!(guest.next().await.expect("it goes on").expect("it goes on"), Event::Text { .. }) {}
+    guest
+}
+
+/// Guests of one user that hold `tiny` for as long as it takes until the next one does, and no longer than a third of a second.
+async fn without_a_gap(client: &Client) {
+    const SHORT: Duration = Duration::from_millis(300);
+    let mut here = visitor(client).await;
+    loop {
+        let mut next = pin!(visitor(client));
+        let there = tokio::time::timeout(SHORT, &mut next).await;
+        here.end_messages().await.expect("it listens");
+        let _ = collect(here).await.well();
+        here = match there {
+            Ok(there) => there,
+            Err(_) => next.await,
+        };
+    }
+}
+
+/// One user's clients run short guests of `tiny` so that one is always there; another user gets `draft` within a bound all the same.
+fn a_user_who_leaves_no_gap(isolation: Isolation) {
+    const N_TIMES: usize = 2;
+    const BOUND: Duration = Duration::from_secs(120);
+    block_on(async {
+        let expected = expected().await;
+        let daemon = daemons::start(&Config { isolation, ..config(Some(room_for_one().await)) });
+        let (client, stranger) = (daemon.connect().await.expect("connected"), stranger(&daemon).await);
+        let is_over = AtomicBool::new(false);
+        let completing = async {
+            let mut n_guests = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                assert_eq!(complete(&client, "tiny").await.well().text, expected[0]);
+                n_guests += 1;
+            }
+            n_guests
+        };
+        let visiting = async {
+            for _ in 0..N_TIMES {
+                until("tiny is loaded", async || listed(&client, "tiny").await.state == "loaded").await;
+                let begun = Instant::now();
+                let ended = tokio::time::timeout(BOUND, complete(&stranger, "draft")).await;
+                assert_eq!(ended.expect("it has its turn").well().text, expected[1]);
+                println!("{isolation:?}: the other user's guest took {:?}", begun.elapsed());
+            }
+            is_over.store(true, Ordering::Relaxed);
+        };
+        let n_guests = tokio::select! {
+            (n_guests, ()) = async { tokio::join!(completing, visiting) } => n_guests,
+            () = without_a_gap(&client) => unreachable!("it has no end"),
+        };
+        println!("{isolation:?}: {n_guests} guests meanwhile");
+        assert!(n_guests > N_TIMES, "nobody is kept out");
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn a_user_who_leaves_no_gap_keeps_no_other_out() {
+    a_user_who_leaves_no_gap(Isolation::Thread);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_user_whose_process_leaves_no_gap_keeps_no_other_out() {
+    a_user_who_leaves_no_gap(Isolation::Process);
 }
 
 /// A daemon in which loads of `draft` wait until they are told to go on, and how many there were.
@@ -245,11 +330,7 @@ fn what_cannot_be_loaded_unloads_nothing_and_says_no_more_than_anybody_may_know(
         assert_eq!(unknown.reason().code, ErrorCode::UnknownModel, "{unknown:?}");
 
         // A stranger may ask for what is in the catalog, and for nothing else.
-        let (near, far) = tokio::io::duplex(64 << 10);
-        let actor = Actor { uid: 4711, ..Actor::this_process() };
-        let (sessions, shutdown) = (daemon.sessions().clone(), daemon.shutdown().clone());
-        tokio::spawn(async move { sessions.serve(far, actor, shutdown).await });
-        let stranger = Client::over(near).await.expect("connected");
+        let stranger = stranger(&daemon).await;
         let fit = stranger.fit_model("small", None).await.expect("it may ask");
         assert!(fit.fits && fit.evicts == ["tiny"], "{fit:?}");
         let refused = stranger.fit_model(&path, None).await.expect_err("it may not");
@@ -292,11 +373,7 @@ fn a_pinned_model_and_one_that_was_just_loaded_stay() {
         let client = daemon.connect().await.expect("connected");
         let _ = complete(&client, "tiny").await.well();
         // For the user for whom it was loaded it may go; for another one not yet.
-        let (near, far) = tokio::io::duplex(64 << 10);
-        let actor = Actor { uid: 4711, ..Actor::this_process() };
-        let (sessions, shutdown) = (daemon.sessions().clone(), daemon.shutdown().clone());
-        tokio::spawn(async move { sessions.serve(far, actor, shutdown).await });
-        let stranger = Client::over(near).await.expect("connected");
+        let stranger = stranger(&daemon).await;
         let refused = complete(&stranger, "draft").await;
         assert_eq!(refused.reason().code, ErrorCode::NoRoomNow, "{refused:?}");
         let _ = complete(&client, "draft").await.well();

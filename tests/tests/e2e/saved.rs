@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use trellis::config::{Config, Device, Isolation, SavedContexts};
@@ -176,4 +177,43 @@ fn a_saved_context_is_there_after_its_model_has_made_room_for_another() {
         assert_eq!((tokens, word.as_str()), (wanted, "opened"));
         assert_eq!(keeper.end().await.n_tokens_reopened, N_TOKENS as u64 - 1);
     });
+}
+
+/// Forgets what was saved of a model that is not loaded, where none is.
+fn forgotten_without_a_model(isolation: Isolation) {
+    let state = tempfile::tempdir().expect("a folder");
+    let config = Config {
+        isolation,
+        saved_contexts: SavedContexts::Disk,
+        state_dir: Some(state.path().to_owned()),
+        ..daemons::config(exe())
+    };
+    let served = Served::start_with(exe(), &config, &[]);
+    block_on(async {
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        let mut keeper = Keeper::begin(&served).await;
+        assert_eq!(keeper.tell("save story Once".to_owned()).await.1, "saved");
+        keeper.end().await;
+        for model in client.models().await.expect("it answers") {
+            client.unload_model(&model.name, Some(Duration::ZERO)).await.expect("it goes");
+        }
+        assert_eq!(files(state.path()).len(), 1, "it is kept");
+        let forget =
+            async || daemons::run(&client, &guests::hostile(), with(&["forget-saved", "story"])).await;
+        let _ = forget().await.well();
+        assert_eq!(files(state.path()), [""; 0]);
+        let again = forget().await;
+        assert!(again.reason().message.contains("story"), "there is none any more: {again:?}");
+    });
+}
+
+#[test]
+fn what_is_saved_is_forgotten_where_no_model_is_loaded() {
+    forgotten_without_a_model(Isolation::Thread);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_saved_is_forgotten_by_a_process_where_no_model_is_loaded() {
+    forgotten_without_a_model(Isolation::Process);
 }

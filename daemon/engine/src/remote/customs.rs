@@ -117,8 +117,8 @@ impl Customs {
     }
 
     /// Checks one operation, in the order in which they are posted. `None` where there is nothing to post: what it is about is
-    /// gone, as may be for what is said of a run or a question. `model` knows all models that the process was told of, also
-    /// those that are gone.
+    /// gone, as may be for what is said of a run or a question. `model` knows all models that the process was told of, but for those
+    /// of which [`Self::check_gone`] is asked.
     ///
     /// # Errors
     /// No guest of ours posts it.
@@ -128,6 +128,44 @@ impl Customs {
         operation: Operation,
         model: impl Fn(ModelId) -> Option<ModelFacts>,
     ) -> Result<Option<Operation>, Violation> {
+        let Some(operation) = self.check_sender(from, operation)? else { return Ok(None) };
+        if matches!(operation, Operation::LetGo { .. }) {
+            return Ok(Some(operation));
+        }
+        let id = operation.model();
+        let Some(facts) = model(id) else {
+            return Err(Violation::NoSuchModel { place: id.place, generation: id.generation });
+        };
+        self.check_names(from, &operation, Some(&facts))?;
+        contents::check(&operation, &facts)?;
+        self.note(from, &operation, Some(&facts));
+        Ok(Some(operation))
+    }
+
+    /// As [`Self::check`], of an operation on a model that its engine does not have any more: it is answered without a look at what
+    /// is in it, and nothing is known that it could be held against.
+    ///
+    /// # Errors
+    /// No guest of ours posts it.
+    pub(crate) fn check_gone(
+        &mut self,
+        from: CallerId,
+        operation: Operation,
+    ) -> Result<Option<Operation>, Violation> {
+        let Some(operation) = self.check_sender(from, operation)? else { return Ok(None) };
+        if !matches!(operation, Operation::LetGo { .. }) {
+            self.check_names(from, &operation, None)?;
+            self.note(from, &operation, None);
+        }
+        Ok(Some(operation))
+    }
+
+    /// Which numbers contexts of models have had that are gone is of no use any more.
+    pub(crate) fn forget_numbers(&mut self, is_there: impl Fn(ModelId) -> bool) {
+        self.numbers.retain(|&model, _| is_there(model));
+    }
+
+    fn check_sender(&mut self, from: CallerId, operation: Operation) -> Result<Option<Operation>, Violation> {
         if self.comes_late(from, &operation) {
             return Ok(None);
         }
@@ -138,13 +176,6 @@ impl Customs {
             in_its_name(from, row.caller)?;
             return Ok(self.rows.remove(&row.key()).map(|_| operation));
         }
-        let id = operation.model();
-        let Some(facts) = model(id) else {
-            return Err(Violation::NoSuchModel { place: id.place, generation: id.generation });
-        };
-        self.check_names(from, &operation, &facts)?;
-        contents::check(&operation, &facts)?;
-        self.note(from, &operation, &facts);
         Ok(Some(operation))
     }
 
@@ -168,10 +199,15 @@ impl Customs {
         }
     }
 
-    fn check_new(&self, id: ContextId) -> Result<(), Violation> {
-        match self.numbers.get(&id.model) {
-            Some(numbers) => numbers.check(id.number),
-            None => Numbers::new(self.range.clone()).check(id.number),
+    /// Checks a context that is to be made, of a model that is there or of one that is gone.
+    fn check_new(&self, id: ContextId, facts: Option<&ModelFacts>) -> Result<(), Violation> {
+        let refuse = |expected| Err(Violation::Number { number: id.number, expected });
+        match (self.numbers.get(&id.model), facts) {
+            (Some(numbers), Some(_)) => numbers.check(id.number),
+            (None, Some(_)) => Numbers::new(self.range.clone()).check(id.number),
+            (_, None) if !self.range.contains(&id.number) => refuse("one of the process's own"),
+            (_, None) if self.contexts.contains_key(&id) => refuse("one that was not used before"),
+            (_, None) => Ok(()),
         }
     }
 
@@ -203,27 +239,28 @@ impl Customs {
         &self,
         from: CallerId,
         operation: &Operation,
-        facts: &ModelFacts,
+        facts: Option<&ModelFacts>,
     ) -> Result<(), Violation> {
         match operation {
             Operation::Create { id, caller } | Operation::Open { id, caller, .. } => {
                 in_its_name(from, *caller)?;
-                self.check_new(*id)
+                self.check_new(*id, facts)
             }
             Operation::Fork { id, child, .. } => {
                 self.check_own(from, *id)?;
                 if child.model != id.model {
                     return Err(Violation::SeveralModels);
                 }
-                self.check_new(*child)
+                self.check_new(*child, facts)
             }
             Operation::Ask { id, ask, tag, .. } => {
                 self.check_own(from, *id)?;
                 match ask {
                     Ask::Keep => self.check_new_row(RowName { caller: from, tag: *tag }),
-                    Ask::Mix { rows, .. } => {
-                        rows.iter().try_for_each(|row| self.check_row(from, row, facts.vocab_size))
-                    }
+                    Ask::Mix { rows, .. } => rows.iter().try_for_each(|row| match facts {
+                        Some(facts) => self.check_row(from, row, facts.vocab_size),
+                        None => in_its_name(from, row.caller),
+                    }),
                     _ => Ok(()),
                 }
             }
@@ -237,7 +274,9 @@ impl Customs {
             | Operation::EndRun { id, .. }
             | Operation::Save { id, .. } => self.check_own(from, *id),
             // A context that was given up before it was made is let go of all the same.
-            Operation::Release { id, .. } => self.check_own(from, *id).or_else(|_| self.check_new(*id)),
+            Operation::Release { id, .. } => {
+                self.check_own(from, *id).or_else(|_| self.check_new(*id, facts))
+            }
             Operation::DrawTogether { members, .. } | Operation::Mix { members, .. } => {
                 self.check_all(from, operation.model(), members.iter().map(|(id, _)| id))
             }
@@ -274,29 +313,28 @@ impl Customs {
         }
     }
 
-    /// Takes note of what an operation that is posted makes and lets go of.
-    fn note(&mut self, from: CallerId, operation: &Operation, facts: &ModelFacts) {
-        match operation {
-            Operation::Create { id, .. } | Operation::Open { id, .. } => self.note_made(*id, from),
-            Operation::Fork { child, .. } => self.note_made(*child, from),
-            Operation::Release { id, .. } => self.note_released(*id),
-            Operation::Ask { ask: Ask::Keep, tag, .. } => {
-                self.rows.insert(RowName { caller: from, tag: *tag }.key(), facts.vocab_size);
+    /// Takes note of what an operation that is posted makes and lets go of. A model that is gone keeps no rows, and takes no numbers.
+    fn note(&mut self, from: CallerId, operation: &Operation, facts: Option<&ModelFacts>) {
+        let made = match (operation, facts) {
+            (Operation::Create { id, .. } | Operation::Open { id, .. }, _) => *id,
+            (Operation::Fork { child, .. }, _) => *child,
+            (Operation::Release { id, .. }, _) => {
+                // One that was never made is not made any more.
+                if self.contexts.remove(id).is_none() && facts.is_some() {
+                    self.take_number(*id);
+                }
+                return;
             }
-            _ => {}
+            (Operation::Ask { ask: Ask::Keep, tag, .. }, Some(facts)) => {
+                self.rows.insert(RowName { caller: from, tag: *tag }.key(), facts.vocab_size);
+                return;
+            }
+            _ => return,
+        };
+        if facts.is_some() {
+            self.take_number(made);
         }
-    }
-
-    fn note_made(&mut self, id: ContextId, owner: CallerId) {
-        self.take_number(id);
-        self.contexts.insert(id, owner);
-    }
-
-    /// One that was never made is not made any more.
-    fn note_released(&mut self, id: ContextId) {
-        if self.contexts.remove(&id).is_none() {
-            self.take_number(id);
-        }
+        self.contexts.insert(made, from);
     }
 
     fn take_number(&mut self, id: ContextId) {

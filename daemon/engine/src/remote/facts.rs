@@ -15,3 +15,11 @@ pub struct ModelFacts {
     pub(crate) device: String,
     pub(crate) operator: Option<OperatorData>,
 }
+
+impl ModelFacts {
+    /// Whether it has the place of another on their engine, which is gone.
+    #[must_use]
+    pub fn replaces(&self, other: &Self) -> bool {
+        self.id.replaces(other.id)
+    }
+}

@@ -56,7 +56,7 @@ pub trait Registry {
     /// On whose behalf a guest of it asks.
     fn owner_of(&self, guest: GuestId) -> Option<Owner>;
 
-    /// All models of the engine that it was told of, also those that are gone.
+    /// The models of the engine that it was told of: the last one of each place, which may be gone as well.
     fn models(&self) -> Vec<ModelFacts>;
 
     /// Whether the process is gone, or is to go.
@@ -131,13 +131,21 @@ impl NearEngine {
         registry: &impl Registry,
     ) -> Result<(), Violation> {
         // What names no model, such as a row, is about the first.
-        if !self.models.contains_key(&operation.model()) {
+        let model = operation.model();
+        if !self.models.contains_key(&model) && !self.is_gone(model) {
             let facts = registry.models();
             self.models =
                 facts.iter().map(|facts| (facts.id, customs::ModelFacts::of(&facts.limits))).collect();
+            let Self { customs, models, .. } = self;
+            customs.forget_numbers(|model| models.contains_key(&model));
         }
-        let Self { customs, models, .. } = self;
-        let checked = customs.check(caller, operation, |model| models.get(&model).cloned());
+        let checked = match self.is_gone(model) {
+            true => self.customs.check_gone(caller, operation),
+            false => {
+                let Self { customs, models, .. } = self;
+                customs.check(caller, operation, |model| models.get(&model).cloned())
+            }
+        };
         let Some(mut operation) = checked.map_err(|violation| Violation(violation.to_string()))? else {
             return Ok(());
         };
@@ -153,6 +161,11 @@ impl NearEngine {
             drop(self.link.post_into(room, operation));
         }
         Ok(())
+    }
+
+    /// Whether a model is gone of which nothing is known any more, since another one has its place.
+    fn is_gone(&self, model: ModelId) -> bool {
+        self.models.keys().any(|known| known.replaces(model))
     }
 
     /// None where nobody is left who asks: what comes after it of the same user may take all room there is.

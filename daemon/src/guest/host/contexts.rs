@@ -56,14 +56,18 @@ fn check_name(name: &str) -> Result<(), HostError> {
 impl Host for GuestState {
     async fn forget(&mut self, name: String) -> Result<(), HostError> {
         check_name(&name)?;
-        let mut was_there = false;
+        let (mut was_there, mut is_asked) = (false, false);
         for model in self.models.now() {
             match model.forget(&self.owner, &name).await {
-                Ok(()) => was_there = true,
+                Ok(()) => (was_there, is_asked) = (true, true),
+                Err(EngineError::NotSaved { .. }) => is_asked = true,
                 // With a model goes all that was saved of it in memory; what is on disk, of all models, is any other's to forget.
-                Err(EngineError::NotSaved { .. } | EngineError::Unloaded | EngineError::Failed(_)) => {}
+                Err(EngineError::Unloaded | EngineError::Failed(_)) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+        if !is_asked {
+            was_there = self.models.forget(&name).await;
         }
         if was_there { Ok(()) } else { Err(ApiError::NotFound(name).into()) }
     }

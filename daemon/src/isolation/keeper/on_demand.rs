@@ -1,4 +1,4 @@
-//! Models that are loaded because a guest of the process asks for them.
+//! Models that are loaded because a guest of the process asks for them, and what is saved of those that are not.
 
 use std::sync::Arc;
 
@@ -36,6 +36,23 @@ impl Keeper {
             keeper.outgoing.put(ToGuests::Opened { guest: asked.id, opened });
         });
         guest.note_opening(AbortOnDropHandle::new(opening));
+        Ok(())
+    }
+
+    /// Forgets for a guest what is saved of models that are not loaded.
+    pub(super) fn forget(self: &Arc<Self>, guest: &Arc<FarGuest>, name: &str) -> Result<(), NotUnderstood> {
+        let number = guest.id.0;
+        let opener = self.models.opener();
+        let opener = opener.ok_or(NotUnderstood::NotThere { what: "saved contexts of guest", number })?;
+        guest.begin_opening()?;
+        let forgetting = opener.forget(name, guest.asker());
+        let (keeper, asked) = (self.clone(), guest.clone());
+        let forgetting = self.runtime.spawn(async move {
+            let was_there = forgetting.await;
+            asked.end_opening();
+            keeper.outgoing.put(ToGuests::Forgotten { guest: asked.id, was_there });
+        });
+        guest.note_opening(AbortOnDropHandle::new(forgetting));
         Ok(())
     }
 }

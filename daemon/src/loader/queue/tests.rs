@@ -1,5 +1,6 @@
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -40,7 +41,14 @@ type Opening = JoinHandle<Result<Opened, NotLoaded>>;
 
 /// A guest of a user asks for a model.
 fn open(loader: &Loader, user: u32, name: &str) -> Opening {
-    let asker = Asker { guest: GuestId(1), user: ActorId(user), loads: LoadListener::default() };
+    open_by(loader, user, name, LoadListener::default())
+}
+
+/// As [`open`], and hears how far it is.
+fn open_by(loader: &Loader, user: u32, name: &str, loads: LoadListener) -> Opening {
+    static N_GUESTS: AtomicU64 = AtomicU64::new(1);
+    let guest = GuestId(N_GUESTS.fetch_add(1, Ordering::Relaxed));
+    let asker = Asker { guest, user: ActorId(user), loads };
     tokio::spawn(loader.models.opener().expect("there is one").open(name, asker))
 }
 
@@ -118,4 +126,71 @@ async fn who_comes_late_to_a_load_waits_as_long_as_the_first() {
     assert!(begun.elapsed() >= Duration::from_millis(WAIT_MS), "{:?}", begun.elapsed());
     n_waiting(&loader, 0).await;
     assert_eq!(loader.news.last_failure(), None, "that is none of the daemon");
+}
+
+/// Guests of one user that each go once the next one is there, or after a tenth of a second.
+async fn without_a_gap(loader: Arc<Loader>, user: u32, name: &'static str) {
+    const SHORT: Duration = Duration::from_millis(100);
+    let mut here = opened(open(&loader, user, name)).await;
+    loop {
+        let mut next = open(&loader, user, name);
+        match timeout(SHORT, &mut next).await {
+            Ok(there) => here = there.expect("no panic").expect("it is loaded"),
+            Err(_) => {
+                drop(here);
+                here = opened(next).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guests_that_come_without_a_gap_keep_nobody_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |_| {}).await;
+    let running = [1, 3].map(|user| tokio::spawn(without_a_gap(loader.clone(), user, "a")));
+    let a_is_there = async || {
+        while names(&loader.models.now()) != ["a"] {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    for _ in 0..2 {
+        timeout(PATIENCE, a_is_there()).await.expect("it comes");
+        let b = opened(open(&loader, 2, "b")).await;
+        // They wait for their turn, and get it.
+        n_waiting(&loader, 1).await;
+        drop(b);
+    }
+    timeout(PATIENCE, a_is_there()).await.expect("it comes again");
+    assert!(running.iter().all(|running| !running.is_finished()), "nothing was refused");
+    running.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_holds_a_model_for_long_stops_the_starts_of_others_for_a_while_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |config| config.model_wait_ms = 8_000).await;
+    let _held = opened(open(&loader, 1, "a")).await;
+    let b = open(&loader, 2, "b");
+    let is_closed = || loader.gates.n_closed(Instant::now()) == 1;
+    let closed = async {
+        while !is_closed() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, closed).await.expect("it has waited for a turn");
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let listener = LoadListener::new(move |model, done, total| {
+        let _ = tell.send((model.to_owned(), done, total));
+    });
+    let late = open_by(&loader, 1, "a", listener);
+    assert_eq!(timeout(PATIENCE, told.recv()).await.expect("it waits"), Some(("a".to_owned(), 0, 0)));
+    assert!(is_closed() && !late.is_finished() && !b.is_finished());
+    drop(opened(late).await);
+    assert!(!is_closed());
+    drop(opened(open(&loader, 3, "a")).await);
+    let refused = timeout(PATIENCE, b).await.expect("it ends").expect("no panic").expect_err("a is held");
+    assert!(refused.again == Again::Later && refused.reason.contains("guests use a"), "{refused:?}");
+    assert!(!is_closed(), "nobody waits");
 }

@@ -36,6 +36,7 @@ fn run() -> Outcome {
         "encode-messages" => neighbour::encode(),
         "puppet" => neighbour::puppet(rest),
         "visitor" => neighbour::visitor(rest),
+        "forget-saved" => neighbour::forget_saved(rest),
         "mistakes" => mistakes::make_all(),
         "posterior" => posterior::posterior(rest),
         "heal" => helpers::heal(rest),

@@ -126,6 +126,12 @@ pub(crate) fn visitor(arguments: &[String]) -> Outcome {
     }
 }
 
+/// Forgets what is saved under a name, without a model.
+pub(crate) fn forget_saved(arguments: &[String]) -> Outcome {
+    let [name] = arguments else { return Err("forget-saved NAME".into()) };
+    Ok(forget(name)?)
+}
+
 /// Does with saved contexts what each message says and answers it with a line: `save NAME TEXT`, `forget NAME`, or `open NAME`,
 /// which first sends the tokens of the context and four that the model draws after them.
 pub(crate) fn keep() -> Outcome {

@@ -231,3 +231,35 @@ fn settings_are_held_against_the_model() {
         check(&mut customs, OWN, refused).expect_err("no guest of ours asks for it");
     }
 }
+
+#[test]
+fn of_a_model_that_is_gone_names_are_checked_and_nothing_is_kept_but_contexts() {
+    let mut customs = process();
+    let gone = |number| ContextId { model: ModelId { place: 1, generation: 3 }, number };
+    let made = |number, caller| Operation::Create { id: gone(number), caller };
+    // Far above all that were used: which were is not known any more.
+    assert!(customs.check_gone(OWN, made(900, OWN)).is_ok_and(|passed| passed.is_some()));
+    assert_eq!(customs.n_contexts(), 3);
+    for (from, operation) in [
+        (OWN, made(900, OWN)),
+        (OWN, made(901, OTHER)),
+        (OWN, made(1000, OWN)),
+        (CallerId(0), made(901, CallerId(0))),
+        (OTHER, Operation::Edit { id: gone(900), edit: Edit::default() }),
+        (OWN, Operation::Stats { model: gone(0).model, caller: OWN, tag: TAG }),
+    ] {
+        customs.check_gone(from, operation).expect_err("no guest of ours asks that");
+    }
+    // What is in it does not matter: nobody looks.
+    let edit = Edit { appended: vec![u32::MAX; 2000], ..Edit::default() };
+    let edited = Operation::Edit { id: gone(900), edit };
+    assert!(customs.check_gone(OWN, edited).is_ok_and(|passed| passed.is_some()));
+    let kept = Operation::Ask { id: gone(900), edit: Edit::default(), ask: Ask::Keep, tag: TAG };
+    assert!(customs.check_gone(OWN, kept).is_ok_and(|passed| passed.is_some()));
+    assert!(customs.rows.is_empty());
+    let release = Operation::Release { id: gone(900), n_pulled: 0 };
+    assert!(customs.check_gone(OWN, release).is_ok_and(|passed| passed.is_some()));
+    assert_eq!((customs.n_contexts(), customs.numbers.len()), (2, 1));
+    customs.forget_numbers(|_| false);
+    assert!(customs.numbers.is_empty());
+}

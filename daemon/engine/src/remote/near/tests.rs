@@ -28,6 +28,8 @@ impl Outward for Nowhere {
 struct Process {
     owner: Owner,
     n_looks: Cell<usize>,
+    /// Of its model.
+    generation: u32,
 }
 
 impl Registry for Process {
@@ -59,7 +61,7 @@ impl Registry for Process {
             asks: AskLimits::NONE,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        let (id, device) = (ModelId::default(), "none".to_owned());
+        let (id, device) = (ModelId { place: 0, generation: self.generation }, "none".to_owned());
         vec![ModelFacts { id, limits, weights, device, operator: None }]
     }
 
@@ -76,7 +78,7 @@ fn near() -> (NearEngine, Process, Served) {
     let user = Account::new(USER, Budget::UNLIMITED, None);
     let account = Account::new("guest", Budget::UNLIMITED, Some(user));
     let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
-    (near, Process { owner, n_looks: Cell::new(0) }, served)
+    (near, Process { owner, n_looks: Cell::new(0), generation: 0 }, served)
 }
 
 fn enter(near: &mut NearEngine, process: &Process) {
@@ -135,4 +137,35 @@ fn who_comes_when_its_process_is_over_has_never_been_there() {
         leaving += usize::from(matches!(posted.message, Message::Leave { .. }));
     }
     assert_eq!(leaving, 1);
+}
+
+#[test]
+fn a_model_that_was_loaded_again_and_again_leaves_nothing_and_its_guests_may_still_speak_of_it() {
+    let (mut near, mut process, mut served) = near();
+    enter(&mut near, &process);
+    let context = |generation| ContextId {
+        model: ModelId { place: 0, generation },
+        number: FIRST + u64::from(generation),
+    };
+    let say = |near: &mut NearEngine, process: &Process, operation| {
+        near.take(Asked(Question::Operation { caller: CALLER, operation }), 100, process).expect("it may");
+    };
+    for generation in 0..100 {
+        process.generation = generation;
+        say(&mut near, &process, Operation::Create { id: context(generation), caller: CALLER });
+    }
+    assert_eq!((near.models.len(), near.customs.n_contexts()), (1, 100));
+    for generation in 0..100 {
+        say(&mut near, &process, Operation::Release { id: context(generation), n_pulled: 0 });
+    }
+    // One that it had asked for before it heard of the end of the model.
+    let late = ContextId { number: FIRST + 1000, ..context(7) };
+    say(&mut near, &process, Operation::Create { id: late, caller: CALLER });
+    say(&mut near, &process, Operation::Release { id: late, n_pulled: 0 });
+    assert_eq!((near.models.len(), near.customs.n_contexts()), (1, 0));
+    assert_eq!(n_posted(&mut served), 1 + 202, "the engine answers all");
+    let unknown = ContextId { model: ModelId { place: 0, generation: 100 }, number: FIRST };
+    let operation = Operation::Create { id: unknown, caller: CALLER };
+    near.take(Asked(Question::Operation { caller: CALLER, operation }), 100, &process)
+        .expect_err("it was not told of that one");
 }
