@@ -37,7 +37,7 @@ pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shu
     // Whoever gives up this future has nobody accepted any more.
     let until = shutdown.child_token();
     let _until = until.clone().drop_guard();
-    let door = Door { sessions, shutdown: shutdown.clone(), tasks: tasks.clone() };
+    let door = Door { sessions: sessions.clone(), shutdown: shutdown.clone(), tasks: tasks.clone() };
     let lock = beside(door.accept(listener, until)).await;
     if lock.is_none() {
         tracing::error!("nobody accepts connections any more: the daemon ends");
@@ -45,6 +45,7 @@ pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shu
     }
     tasks.close();
     tasks.wait().await;
+    sessions.detached_ended().await;
     assert!(lock.is_some(), "the thread that accepts connections ends when it is told to");
 }
 
