@@ -302,7 +302,7 @@ pub struct DaemonInfo {
     pub computed: Computed,
     /// Running guests, of all users.
     pub n_guests: u64,
-    /// Open connections.
+    /// Open connections; each detached guest counts as one more.
     pub n_sessions: u64,
     /// The class of the user that asks; an older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
