@@ -111,3 +111,17 @@ impl SessionLimits {
         Duration::from_millis(self.stop_ms)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_that_a_detached_guest_may_be_ahead_is_as_the_table_says() {
+        let least = SessionLimits { detached_bytes: 0, ..SessionLimits::default() }.detached_credit_bytes();
+        let docs = SessionLimits::get_field_docs("detached_bytes").expect("it is documented");
+        let shown = format!("({},{:03})", least / 1000, least % 1000);
+        assert!(docs.contains(&shown), "{shown}: {docs}");
+        assert!(SessionLimits::default().detached_bytes > least);
+    }
+}

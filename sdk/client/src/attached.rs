@@ -60,7 +60,8 @@ impl Client {
         let mut guest = self.launch(Call::Attach(attach), None, window_bytes).await?;
         match guest.next().await {
             Some(Ok(Event::Attached { guest_id, from, daemon })) => {
-                Ok(Attached { guest, guest_id, daemon, next: from, n_read_bytes: 0, client: self.clone() })
+                let client = self.clone();
+                Ok(Attached { guest, guest_id, daemon, next: from, n_read_bytes: 0, client, is_over: false })
             }
             Some(Err(error)) => Err(error),
             Some(Ok(_)) | None => Err(Error::UnknownAnswer),
@@ -79,12 +80,16 @@ pub struct Attached {
     /// Read and not yet acknowledged, as credit counts it.
     n_read_bytes: usize,
     client: Client,
+    is_over: bool,
 }
 
 impl Attached {
     /// The next event; `None` after the guest's end. An error is the last item. What was returned before is taken care of: the
     /// daemon comes to hear that it need not keep it. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {
+        if self.is_over {
+            return None;
+        }
         if self.n_read_bytes >= ACKNOWLEDGED_BYTES {
             self.acknowledge();
         }
@@ -94,11 +99,13 @@ impl Attached {
                 self.next += 1;
                 self.n_read_bytes += event.credit_bytes();
             }
-            Some(Ok(_) | Err(Error::ConnectionLost(_))) => {}
+            Some(Ok(_)) => {}
+            Some(Err(Error::ConnectionLost(_))) => self.is_over = true,
             // What is left is the other reader's to acknowledge.
-            Some(Err(error)) if error.code() == Some(&ErrorCode::TakenOver) => {}
+            Some(Err(error)) if error.code() == Some(&ErrorCode::TakenOver) => self.is_over = true,
             // The guest's end is one more; the daemon passes over it where only the reading has ended.
             Some(Err(_)) | None => {
+                self.is_over = true;
                 let until = self.next + 1;
                 let message = ClientMessage::Acknowledge { guest_id: self.guest_id, until };
                 self.client.connection().send(&message);

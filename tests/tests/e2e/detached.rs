@@ -78,11 +78,12 @@ async fn tokens_over_lost_connections(daemon: &Arc<Daemon>, guest_id: u64, seed:
             None => break,
         }
         // Also right after an event that was not acknowledged.
-        if n_lost < N_LOST && random.below(3) == 0 {
-            if let Some(handle) = current.lock().expect("nothing panicked").take() {
-                handle.abort();
-                n_lost += 1;
-            }
+        if n_lost < N_LOST
+            && random.below(3) == 0
+            && let Some(handle) = current.lock().expect("nothing panicked").take()
+        {
+            handle.abort();
+            n_lost += 1;
         }
     }
     assert!(guest.usage().is_some_and(|usage| usage.n_tokens > 0), "{:?}", guest.usage());

@@ -148,7 +148,7 @@ enum Over {
 impl Keeper {
     /// Keeps what the guest sends until it has ended, and has its end kept for a while.
     async fn keep<S: Service>(self, running: RunningGuest, mut output: OutputReceiver, place: Place<S>) {
-        let RunningGuest { end, stop, .. } = running;
+        let RunningGuest { end, mut stop, .. } = running;
         let mut end: End = AssertUnwindSafe(end).catch_unwind().boxed();
         let mut output_bytes = 0;
         let mut over = self.follow(&mut end, &mut output, &mut output_bytes).await;
@@ -160,6 +160,12 @@ impl Keeper {
                     break;
                 }
             }
+        }
+        // Before its output closes: a guest that finds it closed fails by that.
+        match &over {
+            Over::Ended(_) => {}
+            Over::Stopped(reason) => stop.stop(*reason),
+            Over::TooLarge(_) => stop.stop(StopReason::LimitExceeded),
         }
         drop(output);
         let timeout = self.limits.stop_time();

@@ -137,6 +137,7 @@ async fn a_guest_goes_on_without_its_connection_and_its_end_is_had_once() {
     drop(client);
     world.all_gone().await;
     let client = world.client().await;
+    until("both ends are kept", async || world.sessions.used(ALICE).user.n_detached_ended == 2).await;
     let listed = client.ps().await.unwrap();
     let ended: Vec<_> = listed.iter().filter(|guest| guest.state == "ended").collect();
     assert_eq!(ended.iter().map(|guest| guest.guest_id).collect::<Vec<_>>(), [well, failed]);
@@ -153,8 +154,9 @@ async fn a_guest_goes_on_without_its_connection_and_its_end_is_had_once() {
         })
         .await;
     }
-    let used = world.fake.accounts.get().unwrap().used_by(ActorId(ALICE.uid), Resource::HostBytes);
-    assert_eq!(used, 0, "nothing is kept of them");
+    let accounts = world.fake.accounts.get().unwrap();
+    until("nothing is kept of them", async || accounts.used_by(ActorId(ALICE.uid), Resource::HostBytes) == 0)
+        .await;
 }
 
 #[tokio::test]
@@ -280,13 +282,13 @@ async fn there_are_no_more_than_there_may_be() {
     for id in ids {
         client.stop(id).await.unwrap();
     }
-    world.all_gone().await;
+    until("their places are free", async || world.sessions.used(ALICE).user.n_detached == 0).await;
     let mut ids = Vec::new();
     for n in 0..4 {
         ids.push(detach(&client, "count", &n.to_string()).await.unwrap());
         until("it has ended", async || world.sessions.used(ALICE).user.n_detached == 0).await;
     }
-    assert_eq!(world.sessions.used(ALICE).user.n_detached_ended, 2);
+    until("the oldest are gone", async || world.sessions.used(ALICE).user.n_detached_ended == 2).await;
     for (id, is_kept) in ids.into_iter().zip([false, false, true, true]) {
         assert_eq!(client.attach(id, None).await.is_ok(), is_kept, "{id}");
     }
@@ -303,15 +305,15 @@ async fn who_has_no_memory_left_starts_none() {
 
 #[tokio::test]
 async fn a_guest_without_a_reader_ends_after_its_time_and_its_end_after_another() {
-    let world = World::with(SessionLimits { detached_idle_ms: 300, detached_ended_ms: 300, ..limits() });
+    let world = World::with(SessionLimits { detached_idle_ms: 1_500, detached_ended_ms: 300, ..limits() });
     let client = world.client().await;
     let guest_id = detach(&client, "forever", "").await.unwrap();
     let attached = client.attach(guest_id, None).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(world.fake.n_alive(), 1, "it is read");
     drop(attached);
     world.all_gone().await;
-    assert_eq!(*world.fake.stop_reasons.lock().unwrap(), [StopReason::Unread { limit_ms: 300 }]);
+    assert_eq!(*world.fake.stop_reasons.lock().unwrap(), [StopReason::Unread { limit_ms: 1_500 }]);
     until("its end is forgotten", async || {
         client.attach(guest_id, None).await.is_err_and(|error| error.code() == Some(&ErrorCode::UnknownGuest))
     })
