@@ -21,9 +21,10 @@ Examples:
   trellis attach 12 --messages < more.txt   each line becomes a message to it
   trellis attach 12 --json | jq             its events, one JSON object a line
 
-Ctrl-C detaches: the guest goes on. `trellis stop 12` ends it. The daemon keeps what a guest sends until it was shown here,
-and the last of that for who attaches again; a guest that is ahead by sessions.detached_bytes waits, and one that nobody is
-attached to for sessions.detached_idle_ms is ended (`trellis limits detached`). A connection that is lost is made again.
+Ctrl-C detaches: the guest goes on. `trellis stop 12` ends it. The daemon keeps what a guest sends until it was shown
+here, and the last of that for who attaches again. A guest that is ahead by sessions.detached_bytes waits, as part of its
+limits.deadline_ms; one that nobody is attached to for sessions.detached_idle_ms is ended (`trellis limits detached`). A
+connection that is lost is made again.
 Whoever attaches last reads the guest; this command ends then.
 
 The output and the exit status are those of `trellis run`.";

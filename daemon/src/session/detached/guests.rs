@@ -96,7 +96,7 @@ impl DetachedGuests {
         guest.filter(|guest| is_meant && guest.actor.uid == actor.uid).ok_or_else(|| {
             let message =
                 format!("there is no detached guest {id}, or its end was kept for as long as it may be");
-            ErrorBody::new(ErrorCode::UnknownGuest, message).about("guest").with_value(id)
+            ErrorBody::new(ErrorCode::UnknownGuest, message).with_value(id)
         })
     }
 
