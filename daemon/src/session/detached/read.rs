@@ -41,6 +41,9 @@ impl From<Parted> for Ending {
 pub(crate) async fn read(line: Line, reading: Reading, from: u64) -> Ending {
     line.send(Event::Attached { guest_id: reading.guest.id, from, daemon: line.daemon });
     let mut progress = reading.guest.progress.clone();
+    // What it waited for before is no news.
+    let now = progress.borrow_and_update().clone().filter(|progress| progress.done < progress.total);
+    line.tell(now);
     let mut number = from;
     loop {
         let next = tokio::select! {
