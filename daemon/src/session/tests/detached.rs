@@ -73,12 +73,11 @@ impl AsyncRead for Breaking {
             return Poll::Ready(Err(std::io::ErrorKind::ConnectionReset.into()));
         }
         let n_bytes = usize::try_from(self.n_bytes_left).unwrap_or(usize::MAX).min(to.remaining());
-        let mut part = to.take(n_bytes);
+        let mut bytes = vec![0; n_bytes];
+        let mut part = ReadBuf::new(&mut bytes);
         let polled = Pin::new(&mut self.stream).poll_read(cx, &mut part);
-        let n_read = part.filled().len();
-        // What was read lies in the memory of `to`.
-        to.advance(n_read);
-        self.n_bytes_left -= n_read as u64;
+        to.put_slice(part.filled());
+        self.n_bytes_left -= part.filled().len() as u64;
         polled
     }
 }
