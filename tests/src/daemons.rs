@@ -184,6 +184,7 @@ pub async fn collect(mut guest: Guest) -> Ended {
             Ok(
                 Event::Progress { .. }
                 | Event::Started { .. }
+                | Event::Attached { .. }
                 | Event::Wanted
                 | Event::Profiled { .. }
                 | Event::Unknown,

@@ -88,6 +88,8 @@ pub(crate) enum CliError {
     /// It will be gone, and may come again.
     #[error("the daemon at {socket} is unloading its model {name:?}: once that is loaded again, try again")]
     ModelLeaves { socket: String, name: String },
+    #[error("there is no daemon in which the guest could go on ({why}): start one with `trellis serve`")]
+    NothingToDetachFrom { why: &'static str },
     #[error("this user has no runtime directory to put the socket in")]
     NoSocketPlace,
     #[error("{path} does not exist", path = .path.display())]

@@ -12,6 +12,7 @@
 //!   its help.
 
 mod access;
+mod attach;
 mod bench;
 mod build;
 mod cargo;
@@ -21,6 +22,7 @@ mod check;
 mod completions;
 mod config;
 mod connect;
+mod detach;
 mod doctor;
 mod error;
 mod info;
@@ -96,6 +98,7 @@ struct Cli {
 enum Command {
     Serve(serve::ServeArgs),
     Run(run::RunArgs),
+    Attach(attach::AttachArgs),
     Replay(replay::ReplayArgs),
     Chat(chat::ChatArgs),
     New(new::NewArgs),
@@ -202,6 +205,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
     match command {
         Command::Serve(args) => serve::serve(args, format).await,
         Command::Run(args) => run::run(args, format).await,
+        Command::Attach(args) => attach::attach(args, format).await,
         Command::Replay(args) => replay::replay(args, format).await,
         Command::Chat(args) => chat::chat(args, format).await,
         Command::New(args) => new::new(&args, format),
@@ -299,6 +303,11 @@ mod tests {
             "trellis serve --device tpu",
             "trellis serve --dtype f64",
             "trellis doctor now",
+            "trellis attach",
+            "trellis attach twelve",
+            "trellis run --detach --local chat",
+            "trellis run --detach --record out.rec chat",
+            "trellis run --detach --watch ./my-guest",
             "trellis load",
             "trellis load draft --device gpu",
             "trellis unload draft --drain -1",

@@ -23,7 +23,8 @@ GUEST    its number, for `trellis stop`
 USER     whose it is, where guests of several users are listed, which only root is shown
 PROGRAM  its name; of a component what its client calls it and the beginning of its hash
 MODEL    what it holds something of, a context for one; - where it has nothing of a model at this moment
-STATE    running or waiting: for its model, its client or time; or how much of its prompts is computed
+STATE    running or waiting: for its model, its client or time; or how much of its prompts is computed. Of a guest that was
+         started with `trellis run --detach` also whether somebody is attached to it; ended, while its end is kept
 TOKENS   computed for it, those in vain included
 PAGES    KV pages that its contexts hold
 TIME     since its start
@@ -104,6 +105,10 @@ pub(super) fn state(guest: &GuestInfo) -> String {
     let GuestInfo { n_prompt_tokens: n_all, n_prompt_tokens_left: n_left, .. } = *guest;
     match n_all.checked_sub(n_left) {
         Some(n_done) if n_left > 0 => format!("prefill {}%", 100 * u128::from(n_done) / u128::from(n_all)),
+        _ if guest.is_detached => {
+            let by = if guest.is_attached { "attached" } else { "detached" };
+            format!("{}, {by}", guest.state)
+        }
         _ => guest.state.clone(),
     }
 }

@@ -30,6 +30,7 @@ Examples:
   trellis run --record out.rec chat \"Hello\"     for `trellis replay out.rec`, which needs no model
   trellis run --profile out.json chat \"Hello\"   where its time went, with a timeline for the Firefox Profiler
   trellis run --watch ./my-guest \"Hello\"         again after each change of its source
+  trellis run --detach ./my-guest \"Hello\"      says its number and ends; the guest goes on, see `trellis attach`
   trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line
 
 A name is a crate's folder here, or else a guest that the daemon's operator has in guests_dir, or else an example of this
@@ -61,6 +62,10 @@ pub(crate) struct RunArgs {
     /// Build and run the guest again whenever its source changes, with the model kept loaded; it gets no messages
     #[arg(long)]
     watch: bool,
+    /// Say the guest's number once it runs in the daemon, and end; `trellis attach` shows what it sends. It gets no messages
+    /// until then
+    #[arg(long, conflicts_with_all = ["record", "profile", "watch", "local", "device", "dtype"])]
+    detach: bool,
     #[command(flatten)]
     home: HomeArgs,
     /// A component, the folder of a guest's crate, or the name of a guest of the daemon's or an example; then the guest's own arguments
@@ -78,7 +83,7 @@ pub(crate) enum UserInput {
 }
 
 pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
-    let RunArgs { seed, timeout, no_stdin, record, profile, watch, home, mut words } = args;
+    let RunArgs { seed, timeout, no_stdin, record, profile, watch, detach, home, mut words } = args;
     let arguments = words.split_off(1);
     let (is_recorded, is_profiled) = (record.is_some(), profile.is_some());
     let options = StartOptions {
@@ -91,6 +96,9 @@ pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
     };
     let input = if no_stdin { UserInput::Nothing } else { UserInput::Lines };
     let wanted = Wanted { record, profile };
+    if detach {
+        return super::detach::detach(&words[0], &home, options, format).await;
+    }
     if watch {
         return super::watch::watch(&words[0], &home, &options, &wanted, format).await;
     }
@@ -283,7 +291,7 @@ pub(crate) fn names_own_option(message: &str) -> bool {
 }
 
 /// What the user calls a guest, without the place where it lies.
-fn label(word: &str) -> Option<String> {
+pub(super) fn label(word: &str) -> Option<String> {
     Some(Path::new(word).file_stem()?.to_string_lossy().into_owned())
 }
 
@@ -308,7 +316,7 @@ pub(crate) async fn program(named: &Named, format: Format) -> Result<Program, Cl
     })
 }
 
-async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
+pub(super) async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
     let mut known = resolve::example_names(&resolve::example_folders());
     if let Some(client) = client {
         known.extend(client.info().await.map(|info| info.programs).unwrap_or_default());

@@ -75,7 +75,7 @@ impl Screen {
             Event::Progress { stage, name, done, total } => {
                 self.progress.stage(stage, name.as_deref(), *done, *total);
             }
-            Event::Started { .. } => self.progress.finish(),
+            Event::Started { .. } | Event::Attached { .. } => self.progress.finish(),
             Event::Text { text } => {
                 self.progress.finish();
                 self.is_at_line_start = text.chars().next_back().map_or(self.is_at_line_start, |c| c == '\n');

@@ -19,6 +19,9 @@ Examples:
 /// first.
 const WAIT: Duration = Duration::from_secs(2);
 
+/// The state in which a detached guest is listed once it has ended.
+const ENDED: &str = "ended";
+
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -81,7 +84,11 @@ async fn has_ended(client: &Client, guest_id: u64) -> Result<bool, CliError> {
     let ended = async {
         loop {
             match client.ps().await {
-                Ok(guests) if guests.iter().all(|guest| guest.guest_id != guest_id) => return Ok(true),
+                Ok(guests)
+                    if !guests.iter().any(|guest| guest.guest_id == guest_id && guest.state != ENDED) =>
+                {
+                    return Ok(true);
+                }
                 Ok(_) => tokio::time::sleep(LOOK).await,
                 // With its daemon.
                 Err(Error::ConnectionLost(_)) => return Ok(true),

@@ -44,7 +44,12 @@ pub async fn run<S: Service>(
     let until = shutdown.child_token();
     let _until = until.clone().drop_guard();
     let (door_shutdown, door_tasks) = (shutdown.clone(), tasks.clone());
-    let door = Door { sessions, shutdown: door_shutdown, hand_over: hand_over.clone(), tasks: door_tasks };
+    let door = Door {
+        sessions: sessions.clone(),
+        shutdown: door_shutdown,
+        hand_over: hand_over.clone(),
+        tasks: door_tasks,
+    };
     let left = beside(door.accept(listener, until)).await;
     if left.is_none() {
         tracing::error!("nobody accepts connections any more: the daemon ends");
@@ -52,6 +57,7 @@ pub async fn run<S: Service>(
     }
     tasks.close();
     tasks.wait().await;
+    sessions.detached_ended().await;
     match left.expect("the thread that accepts connections ends when it is told to") {
         Left::Kept(listener) => hand_over.keep(*listener),
         // Until here no other daemon can start.

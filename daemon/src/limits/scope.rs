@@ -77,13 +77,21 @@ impl Scope {
     /// Whose the fields of [`SessionLimits`](crate::session::SessionLimits) are.
     pub(super) fn of_session_limits(field: &str) -> Option<Self> {
         Some(match field {
+            "detached_bytes" | "detached_kept_bytes" | "detached_idle_ms" | "detached_ended_ms" => {
+                Self::Guest
+            }
             "upload_idle_ms"
             | "n_requests"
             | "message_bytes"
             | "waiting_message_bytes"
             | "hello_ms"
             | "stop_ms" => Self::Session,
-            "n_connections" | "n_connections_per_s" | "n_uploads" | "n_uploads_waiting" => Self::User,
+            "n_connections"
+            | "n_connections_per_s"
+            | "n_uploads"
+            | "n_uploads_waiting"
+            | "n_detached"
+            | "n_detached_ended" => Self::User,
             "drain_ms" => Self::Daemon,
             _ => return None,
         })

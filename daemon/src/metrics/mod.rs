@@ -23,5 +23,6 @@ pub(crate) use busy::BusySeen;
 pub use exposition::{Exposition, TextFormat};
 pub(crate) use http::{Endpoint, is_loopback};
 pub(crate) use loads::Loads;
+pub(crate) use sessions::Request as SessionRequest;
 pub use sessions::SessionCounts;
 pub use table::{Kind, METRICS, Metric};

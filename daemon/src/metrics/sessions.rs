@@ -27,8 +27,13 @@ impl Default for SessionCounts {
 
 impl SessionCounts {
     /// A client asks for a guest.
-    pub(crate) fn begin(&self) -> Request<'_> {
-        Request { counts: self, begun: Instant::now(), has_run: false, error: Some(GIVEN_UP.to_owned()) }
+    pub(crate) fn begin(&self) -> Request {
+        Request {
+            counts: self.clone(),
+            begun: Instant::now(),
+            has_run: false,
+            error: Some(GIVEN_UP.to_owned()),
+        }
     }
 
     /// Adds them to what is told.
@@ -40,14 +45,14 @@ impl SessionCounts {
 
 /// A request for a guest; counted when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Request<'a> {
-    counts: &'a SessionCounts,
+pub(crate) struct Request {
+    counts: SessionCounts,
     begun: Instant,
     has_run: bool,
     error: Option<String>,
 }
 
-impl Request<'_> {
+impl Request {
     /// Its guest runs.
     pub(crate) fn note_run(&mut self) {
         self.has_run = true;
@@ -59,7 +64,7 @@ impl Request<'_> {
     }
 }
 
-impl Drop for Request<'_> {
+impl Drop for Request {
     fn drop(&mut self) {
         let reason = vec![("reason", self.error.take().unwrap_or_else(|| "finished".to_owned()))];
         if self.has_run {

@@ -115,6 +115,8 @@ impl InUse {
             "sessions.n_connections" => sessions(|used| used.n_connections),
             "sessions.n_uploads" => sessions(|used| used.n_uploads),
             "sessions.n_uploads_waiting" => sessions(|used| used.n_uploads_waiting),
+            "sessions.n_detached" => sessions(|used| used.n_detached),
+            "sessions.n_detached_ended" => sessions(|used| used.n_detached_ended),
             "saved_disk_bytes" | "saved_disk_bytes_per_user" => Share::of(self.saved),
             "kv_bytes" => Share::common(self.kv.bytes),
             "kv_host_bytes" => Share::common(self.kv.host_bytes),

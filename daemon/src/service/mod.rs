@@ -417,6 +417,9 @@ impl Service for HostService {
             usage: GuestUsage { elapsed_us: guest.elapsed_ms * 1000, ..usage(&guest.used) },
             used: Some(amounts(&guest.amounts)),
             limits: Some(amounts(&guest.limits)),
+            // The session knows.
+            is_detached: false,
+            is_attached: false,
         });
         Ok(info.collect())
     }

@@ -19,7 +19,7 @@ use crate::guest::InboxSender;
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
 /// How a request ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ending {
     pub(crate) outcome: Outcome,
     pub(crate) usage: Option<GuestUsage>,
@@ -143,6 +143,12 @@ pub(crate) fn stopped(reason: StopReason) -> ErrorBody {
             );
             let error = ErrorBody::new(ErrorCode::LimitExceeded, message).about("credit bytes");
             error.with_value(open_bytes).with_limit(limit_bytes)
+        }
+        StopReason::Unread { limit_ms } => {
+            let message = format!("no client was attached to the detached guest for {limit_ms} ms");
+            ErrorBody::new(ErrorCode::DeadlineExceeded, message)
+                .about("detached_idle_ms")
+                .with_limit(limit_ms)
         }
         StopReason::LimitExceeded => {
             ErrorBody::new(ErrorCode::LimitExceeded, "a limit of the session was passed")

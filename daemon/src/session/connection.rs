@@ -1,5 +1,7 @@
 //! One connection: its requests in, their events and ends out.
 
+mod guests;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,35 +16,28 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, HostCharge};
 use trellis_wire::{
-    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Outcome, Program, ServerMessage, Start,
-    Value, WireError,
+    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Outcome, ServerMessage, Value, WireError,
 };
 
 use super::actor::Actor;
 use super::call::{self, Ending};
 use super::control::Control;
+use super::detached::DetachedGuest;
 use super::intake::Intake;
 use super::memory::BufferCharge;
-use super::service::{LoadRequest, ProgressSink, Service, StartRequest, StopReason};
+use super::service::{LoadRequest, ProgressSink, Service, StopReason};
 use super::sessions::{SessionError, Sessions};
-use super::start::{self, Lane};
 use super::turns::Turns;
 use super::upload::{self, Desk, Upload};
-use crate::guest::{InboxSender, inbox, message_charge, shown_name};
+use crate::guest::InboxSender;
 use crate::metrics::TextFormat;
-use crate::service::{over_host_bytes, refused};
-
-/// What a guest takes of host memory while it waits to start, beside what its client says of it.
-const START_BYTES: usize = 12 << 10;
+use crate::service::over_host_bytes;
 
 /// What a request under way takes of host memory, beside what it brings.
 const REQUEST_BYTES: usize = 1 << 10;
 
 /// Requests under way that a connection does not pay for: who has used up all memory may still look, and stop what holds it.
 const N_FREE_REQUESTS: usize = 8;
-
-/// No file has a longer name, and each registered program is one.
-const PROGRAM_NAME_BYTES_MAX: usize = 255;
 
 /// The client at the other end, and what was agreed.
 pub(super) struct ConnectedClient {
@@ -51,6 +46,8 @@ pub(super) struct ConnectedClient {
     pub(super) session_id: u64,
     /// The largest frame that the client takes.
     pub(super) frame_bytes_max: u32,
+    /// The end of the daemon, up to which detached guests go on.
+    pub(super) shutdown: CancellationToken,
 }
 
 /// A client's connection, from its hello to its end.
@@ -59,6 +56,7 @@ pub(super) struct Connection<S> {
     actor: Actor,
     version: u16,
     session_id: u64,
+    shutdown: CancellationToken,
     outbox: Arc<Outbox>,
     /// What is held for its client.
     account: Arc<Account>,
@@ -107,6 +105,11 @@ enum Request {
         control: Arc<Control>,
         inbox: Option<InboxSender>,
     },
+    /// The reader of a detached guest.
+    Attached {
+        control: Arc<Control>,
+        guest: Arc<DetachedGuest>,
+    },
 }
 
 impl Request {
@@ -114,7 +117,11 @@ impl Request {
     fn message_bytes(&self) -> usize {
         match self {
             Self::Message { n_bytes, .. } => *n_bytes,
-            Self::Uploading { .. } | Self::Running(_) | Self::Shutdown(_) | Self::Guest { .. } => 0,
+            Self::Uploading { .. }
+            | Self::Running(_)
+            | Self::Shutdown(_)
+            | Self::Guest { .. }
+            | Self::Attached { .. } => 0,
         }
     }
 }
@@ -122,13 +129,14 @@ impl Request {
 impl<S: Service> Connection<S> {
     /// One without requests. What is held for its client is charged to `account`.
     pub(super) fn new(sessions: Arc<Sessions<S>>, client: ConnectedClient, account: Arc<Account>) -> Self {
-        let ConnectedClient { actor, version, session_id, frame_bytes_max } = client;
+        let ConnectedClient { actor, version, session_id, frame_bytes_max, shutdown } = client;
         let turns = sessions.turns.of(actor.uid);
         Self {
             sessions,
             actor,
             version,
             session_id,
+            shutdown,
             outbox: Arc::new(Outbox::paid_by(frame_bytes_max, BufferCharge::new(&account))),
             paid: HostCharge::none(&account),
             account,
@@ -238,7 +246,9 @@ impl<S: Service> Connection<S> {
             }
             ClientMessage::Cancel { id } => self.stop(id, StopReason::Cancelled),
             ClientMessage::Credit { id, n_bytes } => {
-                if let Some(Request::Guest { control, .. }) = self.requests.get(&id) {
+                if let Some(Request::Guest { control, .. } | Request::Attached { control, .. }) =
+                    self.requests.get(&id)
+                {
                     control.grant(n_bytes, self.sessions.guest_limits.output_bytes_in_flight as u64);
                 }
             }
@@ -248,11 +258,12 @@ impl<S: Service> Connection<S> {
                     let _ = chunks.send(bytes);
                 }
             }
-            ClientMessage::EndMessages { id } => {
-                if let Some(Request::Guest { inbox, .. }) = self.requests.get_mut(&id) {
-                    *inbox = None;
-                }
-            }
+            ClientMessage::EndMessages { id } => match self.requests.get_mut(&id) {
+                Some(Request::Guest { inbox, .. }) => *inbox = None,
+                Some(Request::Attached { guest, .. }) => guest.end_messages(),
+                _ => {}
+            },
+            ClientMessage::Acknowledge { guest_id, until } => self.acknowledge(guest_id, until),
             ClientMessage::Unknown => {
                 tracing::debug!(session = self.session_id, "skipped an unknown message")
             }
@@ -264,7 +275,8 @@ impl<S: Service> Connection<S> {
         if let Phase::ShuttingDown { .. } = self.phase {
             return Err(call::stopped(StopReason::ShuttingDown));
         }
-        let is_work = matches!(call, Call::Start(_) | Call::Upload { .. } | Call::Load { .. });
+        let is_work =
+            matches!(call, Call::Start(_) | Call::StartDetached(_) | Call::Upload { .. } | Call::Load { .. });
         if is_work && self.sessions.work.is_closed() {
             return Err(call::drains());
         }
@@ -278,6 +290,8 @@ impl<S: Service> Connection<S> {
         let (actor, version) = (self.actor, self.version);
         match call {
             Call::Start(start) => self.begin_start(id, start)?,
+            Call::StartDetached(start) => self.begin_detached(id, start)?,
+            Call::Attach(attach) => self.begin_attached(id, &attach)?,
             Call::Upload { hash, n_bytes } => {
                 let component_bytes_max = self.sessions.guest_limits.component_bytes as u64;
                 let upload = Upload::begin(hash, n_bytes, component_bytes_max)?;
@@ -291,10 +305,12 @@ impl<S: Service> Connection<S> {
                 )
             }
             Call::Guests => {
-                self.answer(
-                    id,
-                    async move { service.guests(actor).await.map(|guests| Value::Guests { guests }) },
-                )
+                let sessions = self.sessions.clone();
+                self.answer(id, async move {
+                    let mut guests = service.guests(actor).await?;
+                    sessions.detached.mark(actor, &mut guests);
+                    Ok(Value::Guests { guests })
+                });
             }
             Call::Limits => {
                 let sessions = self.sessions.clone();
@@ -393,76 +409,6 @@ impl<S: Service> Connection<S> {
         let _ = self.pay_for(self.requests.len());
     }
 
-    fn begin_start(&mut self, id: u64, start: Start) -> Result<(), ErrorBody> {
-        let limits = &self.sessions.guest_limits;
-        let credit_bytes_max = limits.output_bytes_in_flight as u64;
-        let program_bytes = check_program(&start.program)?;
-        if start.credit_bytes > credit_bytes_max {
-            return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, credit_bytes_max));
-        }
-        let credit_bytes = usize::try_from(start.credit_bytes).expect("within the limit");
-        let argument_bytes = limits.check_arguments(&start.arguments).map_err(|error| refused(&error))?;
-        let name_bytes = [&start.model, &start.label].into_iter().flatten().map(String::len).sum::<usize>();
-        let n_bytes = (START_BYTES + argument_bytes + name_bytes + program_bytes) as u64;
-        let charge =
-            HostCharge::new(&self.account, n_bytes).map_err(|exceeded| over_host_bytes(&exceeded))?;
-        let (inbox, messages) = inbox(limits.n_messages, limits.inbox_bytes);
-        let control = Arc::new(Control::with_credit(start.credit_bytes));
-        let request = StartRequest {
-            actor: self.actor,
-            session_id: self.session_id,
-            program: start.program,
-            arguments: start.arguments,
-            model: start.model,
-            seed: start.seed,
-            deadline: start.deadline_ms.map(Duration::from_millis),
-            label: start.label,
-            is_recorded: start.is_recorded,
-            is_profiled: start.is_profiled,
-        };
-        let lane = Lane {
-            id,
-            outbox: self.outbox.clone(),
-            control: control.clone(),
-            credit_bytes,
-            is_followed: start.is_recorded || start.is_profiled,
-            stop_timeout: self.sessions.limits().stop_time(),
-        };
-        self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
-        let guest = start::run(lane, self.sessions.clone(), request, charge, messages);
-        self.work(id, guest);
-        Ok(())
-    }
-
-    fn begin_message(&mut self, id: u64, to: u64, text: String) -> Result<(), ErrorBody> {
-        let limit = self.sessions.limits().message_bytes;
-        if text.len() > limit {
-            return Err(ErrorBody::over_limit("message bytes", text.len() as u64, limit as u64));
-        }
-        let inbox = match self.requests.get(&to) {
-            Some(Request::Guest { inbox: Some(inbox), .. }) => inbox.clone(),
-            Some(Request::Guest { inbox: None, .. }) => {
-                let error =
-                    ErrorBody::new(ErrorCode::InvalidArgument, "the messages to this guest were ended");
-                return Err(error.about("to").with_value(to));
-            }
-            _ => return Err(call::guest_gone().about("to").with_value(to)),
-        };
-        let n_bytes = text.len();
-        let n_bytes_waiting = n_bytes + self.requests.values().map(Request::message_bytes).sum::<usize>();
-        let limit = self.sessions.limits().waiting_message_bytes;
-        if n_bytes_waiting > limit {
-            let (n_bytes, limit) = (n_bytes_waiting as u64, limit as u64);
-            return Err(ErrorBody::over_limit("waiting message bytes", n_bytes, limit));
-        }
-        let charge = message_charge(&self.account, &text).map_err(|exceeded| over_host_bytes(&exceeded))?;
-        let control = Arc::new(Control::default());
-        self.requests.insert(id, Request::Message { control: control.clone(), n_bytes });
-        let delivery = call::deliver(control, inbox, text, charge);
-        self.running.push(delivery.map(move |ending| (id, ending)).boxed());
-        Ok(())
-    }
-
     fn begin_upload(&mut self, id: u64, upload: Upload) {
         let control = Arc::new(Control::default());
         let (chunks, receiver) = mpsc::unbounded_channel();
@@ -525,7 +471,8 @@ impl<S: Service> Connection<S> {
                 | Request::Shutdown(control)
                 | Request::Uploading { control, .. }
                 | Request::Message { control, .. }
-                | Request::Guest { control, .. },
+                | Request::Guest { control, .. }
+                | Request::Attached { control, .. },
             ) => control.stop(reason),
             None => {}
         }
@@ -576,21 +523,6 @@ async fn say_last<W: AsyncWrite + Unpin>(
 enum Parting {
     ClientLeft,
     ShuttingDown,
-}
-
-/// Bytes of a program's name, unless the program is of an unknown kind, or cannot be registered under that name.
-fn check_program(program: &Program) -> Result<usize, ErrorBody> {
-    match program {
-        Program::Component { .. } => Ok(0),
-        Program::Named { name } if name.len() <= PROGRAM_NAME_BYTES_MAX => Ok(name.len()),
-        Program::Named { name } => {
-            let n_bytes = name.len();
-            let name = shown_name(name);
-            let message = format!("no program {name:?} is registered, nor any of a name of {n_bytes} bytes");
-            Err(ErrorBody::new(ErrorCode::UnknownProgram, message).about("program").with_value(name))
-        }
-        Program::Unknown => Err(unsupported("program")),
-    }
 }
 
 fn unsupported(what: &str) -> ErrorBody {

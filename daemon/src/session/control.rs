@@ -55,6 +55,26 @@ impl Control {
         self.changed.notify_one();
     }
 
+    /// Waits until as much credit is left as an event takes, which need not be told again with [`Self::changed`].
+    ///
+    /// # Errors
+    /// The request is asked to end.
+    pub(crate) async fn credit(&self, n_bytes: u64) -> Result<(), StopReason> {
+        loop {
+            let notified = self.changed.notified();
+            {
+                let state = self.lock();
+                if let Some(reason) = state.stop {
+                    return Err(reason);
+                }
+                if state.credit_bytes >= n_bytes {
+                    return Ok(());
+                }
+            }
+            notified.await;
+        }
+    }
+
     /// Counts output that has been sent.
     pub(crate) fn spend(&self, n_bytes: u64) {
         let mut state = self.lock();

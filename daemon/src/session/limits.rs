@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
+use trellis_wire::{ACKNOWLEDGED_BYTES, OUTPUT_CREDIT_BYTES_MAX};
 
 /// Every limit of the connections, each enforced. What bounds a single guest (its component, its inbox, its credit) are
 /// [`GuestLimits`](crate::guest::GuestLimits).
@@ -21,6 +22,19 @@ pub struct SessionLimits {
     pub n_uploads_waiting: usize,
     /// Time in which an upload that has its place may bring no bytes.
     pub upload_idle_ms: u64,
+    /// Guests of one user that run detached, without the connection that started them.
+    pub n_detached: usize,
+    /// Detached guests of one user that have ended, of which what they sent last and how they ended is kept; the oldest goes first.
+    pub n_detached_ended: usize,
+    /// Bytes of output of one detached guest that its client has not acknowledged; the guest waits where there are more. No fewer
+    /// than the largest output and what a client may take before it acknowledges (278,592). Charged to its session while it runs.
+    pub detached_bytes: usize,
+    /// Bytes of acknowledged output of one detached guest that are kept for who attaches anew.
+    pub detached_kept_bytes: usize,
+    /// Time that a detached guest may be without a client that is attached to it; then it is ended.
+    pub detached_idle_ms: u64,
+    /// Time after its end that what a detached guest sent last, and how it ended, is kept for its client.
+    pub detached_ended_ms: u64,
     /// Requests in flight on one connection.
     pub n_requests: usize,
     /// Bytes of one message to a guest.
@@ -45,6 +59,12 @@ impl Default for SessionLimits {
             n_uploads: 4,
             n_uploads_waiting: 1024,
             upload_idle_ms: 30_000,
+            n_detached: 32,
+            n_detached_ended: 32,
+            detached_bytes: 1 << 20,
+            detached_kept_bytes: 64 << 10,
+            detached_idle_ms: 3_600_000,
+            detached_ended_ms: 3_600_000,
             n_requests: 256,
             message_bytes: 256 << 10,
             waiting_message_bytes: 1 << 20,
@@ -71,8 +91,37 @@ impl SessionLimits {
         Duration::from_millis(self.drain_ms)
     }
 
+    /// Bytes of output that a detached guest may be ahead of its client.
+    pub(super) fn detached_credit_bytes(&self) -> usize {
+        self.detached_bytes.max(OUTPUT_CREDIT_BYTES_MAX + ACKNOWLEDGED_BYTES)
+    }
+
+    /// In which a detached guest has to find a client.
+    pub(super) fn detached_idle_time(&self) -> Duration {
+        Duration::from_millis(self.detached_idle_ms)
+    }
+
+    /// For which the end of a detached guest is kept.
+    pub(super) fn detached_ended_time(&self) -> Duration {
+        Duration::from_millis(self.detached_ended_ms)
+    }
+
     /// In which a guest has to end.
     pub(super) fn stop_time(&self) -> Duration {
         Duration::from_millis(self.stop_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_that_a_detached_guest_may_be_ahead_is_as_the_table_says() {
+        let least = SessionLimits { detached_bytes: 0, ..SessionLimits::default() }.detached_credit_bytes();
+        let docs = SessionLimits::get_field_docs("detached_bytes").expect("it is documented");
+        let shown = format!("({},{:03})", least / 1000, least % 1000);
+        assert!(docs.contains(&shown), "{shown}: {docs}");
+        assert!(SessionLimits::default().detached_bytes > least);
     }
 }

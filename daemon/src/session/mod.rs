@@ -2,12 +2,14 @@
 //!
 //! One task serves a connection. It reads the client's messages, drives its requests and writes what they have to
 //! say, so that an event of a guest reaches the socket without another task in between, and events that are ready
-//! together leave in one write. The [`Service`] behind it runs in tasks of its own.
+//! together leave in one write. The [`Service`] behind it runs in tasks of its own. So do guests that were started detached
+//! (`detached`), and go on without their connection.
 
 mod actor;
 mod call;
 mod connection;
 mod control;
+mod detached;
 mod intake;
 mod limits;
 mod memory;

@@ -183,11 +183,11 @@ pub trait Service: Send + Sync + 'static {
     /// The actor may not.
     fn shutdown(&self, actor: Actor) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// A connection has said hello; nothing was asked in its name before. What is held for it is charged to the account that
-    /// this returns.
+    /// A connection has said hello, or a detached guest is about to start; nothing was asked in its name before. What is held for
+    /// it is charged to the account that this returns.
     fn session_began(&self, actor: Actor, session_id: u64) -> impl Future<Output = Arc<Account>> + Send;
 
-    /// A connection has ended, and all its guests with it. A start that was dropped may still be on its way to its
+    /// A connection has ended, and all its guests with it; or a detached guest has. A start that was dropped may still be on its way to its
     /// next await.
     fn session_ended(&self, _session_id: u64) {}
 }
@@ -206,7 +206,7 @@ pub struct LoadRequest {
 pub struct StartRequest {
     /// The user that asks.
     pub actor: Actor,
-    /// The connection that asks.
+    /// The connection that asks; of a detached guest a number among theirs.
     pub session_id: u64,
     /// The program; never [`Program::Unknown`].
     pub program: Program,
@@ -299,6 +299,11 @@ pub enum StopReason {
     },
     /// The guest sent something larger than the session passes on.
     LimitExceeded,
+    /// No client was attached to the detached guest for so long.
+    Unread {
+        /// The longest time, in milliseconds.
+        limit_ms: u64,
+    },
 }
 
 /// How far a load is, or the work that a guest waits for.

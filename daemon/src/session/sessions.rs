@@ -16,6 +16,7 @@ use trellis_wire::{
 use super::actor::{Actor, Quota};
 use super::call;
 use super::connection::{ConnectedClient, Connection};
+use super::detached::{DetachedGuests, DetachedUsed};
 use super::limits::SessionLimits;
 use super::memory::BufferCharge;
 use super::service::{Service, StopReason};
@@ -113,6 +114,7 @@ pub struct Sessions<S> {
     pub(super) work: TaskTracker,
     draining: CancellationToken,
     n_sessions_begun: AtomicU64,
+    pub(super) detached: Arc<DetachedGuests>,
     pub(super) counts: SessionCounts,
 }
 
@@ -127,6 +129,7 @@ impl<S: Service> Sessions<S> {
             work: TaskTracker::new(),
             draining: CancellationToken::new(),
             n_sessions_begun: AtomicU64::new(0),
+            detached: DetachedGuests::new(limits.n_detached),
             counts: SessionCounts::default(),
             limits: Live::new(limits),
             guest_limits,
@@ -142,6 +145,7 @@ impl<S: Service> Sessions<S> {
     pub(crate) fn set_limits(&self, limits: SessionLimits) {
         self.connections.set_n_max(limits.n_connections);
         self.uploads.set_n_max(limits.n_uploads, limits.n_uploads_waiting);
+        self.detached.set_n_max(limits.n_detached);
         self.limits.set(limits);
     }
 
@@ -151,12 +155,31 @@ impl<S: Service> Sessions<S> {
         let (n_connections, n_connections_of_all) = self.connections.taken(actor);
         let uploads = self.uploads.n_of(actor);
         let uploads_of_all = self.uploads.n_of_all();
-        let used = |n_connections, uploads: UploadsUsed| Used {
+        let (detached, detached_of_all) = self.detached.used(actor);
+        let used = |n_connections, uploads: UploadsUsed, detached: DetachedUsed| Used {
             n_connections: n_connections as u64,
             n_uploads: uploads.n_sending as u64,
             n_uploads_waiting: uploads.n_waiting as u64,
+            n_detached: detached.n_running as u64,
+            n_detached_ended: detached.n_ended as u64,
         };
-        SessionsUsed { user: used(n_connections, uploads), all: used(n_connections_of_all, uploads_of_all) }
+        SessionsUsed {
+            user: used(n_connections, uploads, detached),
+            all: used(n_connections_of_all, uploads_of_all, detached_of_all),
+        }
+    }
+
+    /// A number for a session, which none had before.
+    pub(super) fn next_id(&self) -> u64 {
+        self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Waits for the ends of detached guests once the daemon goes down; for no longer than those of a connection may take.
+    pub(crate) async fn detached_ended(&self) {
+        let limit = 2 * self.limits().stop_time();
+        if tokio::time::timeout(limit, self.detached.ended()).await.is_err() {
+            tracing::warn!("detached guests have not ended in time");
+        }
     }
 
     /// Guests, uploads and loads that have not ended.
@@ -197,7 +220,7 @@ impl<S: Service> Sessions<S> {
     }
 
     /// Serves one connection until the client leaves, or `shutdown` is cancelled and the guests have ended. The guests
-    /// of the connection never outlive it. Dropping the future stops them, too.
+    /// of the connection never outlive it, but for those that were started detached. Dropping the future stops them, too.
     ///
     /// # Errors
     /// The client broke the protocol or a limit, or the connection failed; the client has been told if it listens.
@@ -249,10 +272,12 @@ impl<S: Service> Sessions<S> {
         };
         say_hello_and(&mut writer, None).await?;
         let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
-        let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let session_id = self.next_id();
         let account = self.service.session_began(actor, session_id).await;
         let _ended = Ended { service: &*self.service, session_id };
-        let client = ConnectedClient { actor, version, session_id, frame_bytes_max };
+        let shutdown_of_guests = shutdown.clone();
+        let client =
+            ConnectedClient { actor, version, session_id, frame_bytes_max, shutdown: shutdown_of_guests };
         let reader = FrameReader::new(reader, FRAME_BYTES_MAX).paid_by(BufferCharge::new(&account));
         Connection::new(self.clone(), client, account).serve(reader, writer, shutdown).await
     }

@@ -70,10 +70,10 @@ pub(crate) async fn run<S: Service>(
     ending
 }
 
-type Starting = AbortOnDropHandle<Result<RunningGuest, ErrorBody>>;
+pub(super) type Starting = AbortOnDropHandle<Result<RunningGuest, ErrorBody>>;
 
 /// Why a guest is not to be followed.
-enum Unstarted {
+pub(super) enum Unstarted {
     Stopped(StopReason),
     Refused(ErrorBody),
 }
@@ -90,7 +90,7 @@ fn told(ending: Ending, reason: StopReason) -> Ending {
 }
 
 impl Lane {
-    async fn wait_for_start(
+    pub(super) async fn wait_for_start(
         &self,
         mut start: &mut Starting,
         progress: &mut watch::Receiver<Option<Progress>>,
@@ -111,7 +111,7 @@ impl Lane {
 
     /// Ends a start whose request is cancelled. The guest may have begun in that moment: then its end is awaited,
     /// since the end of the request says that all is free.
-    async fn give_up(&self, reason: StopReason, mut start: Starting) -> Ending {
+    pub(super) async fn give_up(&self, reason: StopReason, mut start: Starting) -> Ending {
         start.abort();
         let usage = match tokio::time::timeout(self.stop_timeout, &mut start).await {
             Ok(Ok(Ok(RunningGuest { end, stop, .. }))) => {
@@ -198,14 +198,8 @@ impl Lane {
         finish(ended)
     }
 
-    /// Stops the guest and waits for its own account of that, but not for ever.
-    async fn stop(&self, reason: StopReason, mut stop: StopHandle, end: End) -> Ending {
-        stop.stop(reason);
-        let ending = match tokio::time::timeout(self.stop_timeout, end).await {
-            Ok(ended) => finish(ended),
-            Err(_) => Err(stopped(reason)).into(),
-        };
-        told(ending, reason)
+    async fn stop(&self, reason: StopReason, stop: StopHandle, end: End) -> Ending {
+        stop_and_wait(reason, stop, end, self.stop_timeout).await
     }
 
     /// As [`Self::stop`], while the rest of the guest's recording or profile goes to the client: it says how far the guest
@@ -267,20 +261,35 @@ impl Lane {
         Ok(())
     }
 
-    fn send_own(&self, event: Event) {
+    pub(super) fn send_own(&self, event: Event) {
         let pushed = self.outbox.push(&ServerMessage::Event { id: self.id, event });
         debug_assert!(pushed.is_ok(), "the daemon's own events are small");
     }
 }
 
-type End = BoxFuture<'static, Result<GuestEnd, Box<dyn std::any::Any + Send>>>;
+/// Stops a guest and waits for its own account of that, but not for ever.
+pub(super) async fn stop_and_wait(
+    reason: StopReason,
+    mut stop: StopHandle,
+    end: End,
+    timeout: Duration,
+) -> Ending {
+    stop.stop(reason);
+    let ending = match tokio::time::timeout(timeout, end).await {
+        Ok(ended) => finish(ended),
+        Err(_) => Err(stopped(reason)).into(),
+    };
+    told(ending, reason)
+}
+
+pub(super) type End = BoxFuture<'static, Result<GuestEnd, Box<dyn std::any::Any + Send>>>;
 
 enum Refused {
     Stopped(StopReason),
     TooLarge(ErrorBody),
 }
 
-fn finish(ended: Result<GuestEnd, Box<dyn std::any::Any + Send>>) -> Ending {
+pub(super) fn finish(ended: Result<GuestEnd, Box<dyn std::any::Any + Send>>) -> Ending {
     match ended {
         Ok(GuestEnd { result, usage }) => {
             Ending { usage: Some(usage), ..result.map(|()| Value::Done).into() }

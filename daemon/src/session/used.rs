@@ -18,4 +18,8 @@ pub struct Used {
     pub n_uploads: u64,
     /// Uploads that wait.
     pub n_uploads_waiting: u64,
+    /// Detached guests that run.
+    pub n_detached: u64,
+    /// Those that have ended and are kept for their clients.
+    pub n_detached_ended: u64,
 }

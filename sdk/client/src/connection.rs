@@ -175,7 +175,7 @@ impl Connection {
             ServerMessage::Event { id, event } => {
                 match self.lock().requests.get(&id) {
                     Some(Recipient::Guest { news, launch }) => {
-                        if matches!(event, Event::Started { .. }) {
+                        if matches!(event, Event::Started { .. } | Event::Attached { .. }) {
                             launch.started(id);
                             // The daemon may not have known the request when it was told.
                             if launch.is_cancelled() {

@@ -43,6 +43,17 @@ impl Client {
     /// # Errors
     /// The connection is lost, the arguments do not fit in a frame, or a model is named and the daemon is too old for that.
     pub async fn start(&self, program: Program, options: StartOptions) -> Result<Guest, Error> {
+        let (start, component) = self.prepare(program, options)?;
+        let window_bytes = usize::try_from(start.credit_bytes).unwrap_or(usize::MAX);
+        self.launch(Call::Start(start), component, window_bytes).await
+    }
+
+    /// What a start sends, and the component that may have to be uploaded for it.
+    pub(crate) fn prepare(
+        &self,
+        program: Program,
+        options: StartOptions,
+    ) -> Result<(Start, Option<Component>), Error> {
         if options.model.is_some() {
             self.check_version("run a guest on a model of the client's choice", VERSION_OF_MODELS)?;
         }
@@ -65,7 +76,17 @@ impl Client {
             is_recorded: options.is_recorded,
             is_profiled: options.is_profiled,
         };
-        let launch = Launch::new(start, component);
+        Ok((start, component))
+    }
+
+    /// Asks for something that a guest's events come of.
+    pub(crate) async fn launch(
+        &self,
+        call: Call,
+        component: Option<Component>,
+        window_bytes: usize,
+    ) -> Result<Guest, Error> {
+        let launch = Launch::new(call, component);
         let (sender, news) = mpsc::unbounded_channel();
         self.connection().outbox.room(Room::Bulk).await;
         launch.start(self.connection(), &sender)?;

@@ -4,17 +4,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, mpsc, watch};
-use trellis_wire::{Call, Start};
+use trellis_wire::Call;
 
 use crate::connection::{Connection, News, Recipient};
 use crate::error::{Error, Lost};
 use crate::upload::Component;
 
-/// A guest's start. Which request runs it and whether it is cancelled are changed by the connection alone, under its
+/// A guest's start, or a detached guest's reading. Which request runs it and whether it is cancelled are changed by the connection alone, under its
 /// lock.
 #[derive(Debug)]
 pub(crate) struct Launch {
-    start: Start,
+    call: Call,
     component: Mutex<Option<Component>>,
     phase: watch::Sender<Phase>,
     is_cancelled: AtomicBool,
@@ -52,9 +52,9 @@ impl Phase {
 }
 
 impl Launch {
-    pub(crate) fn new(start: Start, component: Option<Component>) -> Arc<Self> {
+    pub(crate) fn new(call: Call, component: Option<Component>) -> Arc<Self> {
         Arc::new(Self {
-            start,
+            call,
             component: Mutex::new(component),
             phase: watch::Sender::new(Phase::Waiting { id: None }),
             is_cancelled: AtomicBool::new(false),
@@ -72,7 +72,7 @@ impl Launch {
         news: &mpsc::UnboundedSender<News>,
     ) -> Result<(), Error> {
         let recipient = Recipient::Guest { news: news.clone(), launch: self.clone() };
-        connection.request(Call::Start(self.start.clone()), recipient).map(|_| ())
+        connection.request(self.call.clone(), recipient).map(|_| ())
     }
 
     pub(crate) fn take_component(&self) -> Option<Component> {
@@ -139,7 +139,7 @@ impl Launch {
 
 #[cfg(test)]
 mod tests {
-    use trellis_wire::{ErrorBody, ErrorCode, Program};
+    use trellis_wire::{ErrorBody, ErrorCode, Program, Start};
 
     use super::*;
 
@@ -156,7 +156,7 @@ mod tests {
             is_recorded: false,
             is_profiled: false,
         };
-        Launch::new(start, None)
+        Launch::new(Call::Start(start), None)
     }
 
     /// The thread of the first start may be so late that the second one has left before it goes on.

@@ -17,9 +17,13 @@
 //! # }
 //! ```
 //!
+//! A guest that is started with [`Client::start_detached`] goes on without its connection; [`Client::attach`] reads it, and
+//! [`Resumed`] goes on reading over connections that are lost.
+//!
 //! Every request is cancelled when its future, or its [`Guest`], is dropped. All types work over any stream of bytes,
 //! see [`Client::over`]; they need a running tokio runtime.
 
+mod attached;
 mod calls;
 mod client;
 mod connection;
@@ -27,13 +31,16 @@ mod error;
 mod guest;
 mod launch;
 mod program;
+mod resumed;
 pub mod socket;
 mod upload;
 
+pub use attached::Attached;
 pub use client::Client;
 pub use error::{Error, Lost, Tried};
 pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
+pub use resumed::Resumed;
 pub use trellis_wire::{
     Causes, ClassInfo, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event,
     FailureInfo, FitInfo, GuestAmounts, GuestInfo, GuestUsage, LimitInfo, LoadingInfo, LogLevel, LogLines,

@@ -55,6 +55,10 @@ open_enum! {
         Cancelled = "cancelled",
         /// A user stopped the guest.
         Stopped = "stopped",
+        /// Another client of the same user reads the detached guest now.
+        TakenOver = "taken_over",
+        /// What a detached guest sent there is not kept any more; the limit is the number of the first event that is.
+        OutputLost = "output_lost",
         /// The daemon is going down.
         ShuttingDown = "shutting_down",
         /// The actor may not do that.

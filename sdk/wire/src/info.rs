@@ -101,7 +101,7 @@ pub struct FitInfo {
 pub struct GuestInfo {
     /// Its number, never given twice by one daemon.
     pub guest_id: u64,
-    /// The connection that started it.
+    /// The connection that started it; of a detached guest a number of its own, among theirs.
     pub session_id: u64,
     /// The user that it belongs to.
     pub uid: u32,
@@ -128,6 +128,12 @@ pub struct GuestInfo {
     pub n_prompt_tokens: u64,
     /// Those of them that are left.
     pub n_prompt_tokens_left: u64,
+    /// Whether it goes on without the connection that started it.
+    #[serde(skip_serializing_if = "is_false")]
+    pub is_detached: bool,
+    /// Whether a client reads it, where it is detached.
+    #[serde(skip_serializing_if = "is_false")]
+    pub is_attached: bool,
     /// What it has used so far: its tokens and its time. What it has sent is known at its end.
     pub usage: GuestUsage,
     /// What it uses of what it is bounded in; an older daemon does not say.
@@ -296,7 +302,7 @@ pub struct DaemonInfo {
     pub computed: Computed,
     /// Running guests, of all users.
     pub n_guests: u64,
-    /// Open connections.
+    /// Open connections; each detached guest counts as one more.
     pub n_sessions: u64,
     /// The class of the user that asks; an older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -373,4 +379,9 @@ pub struct ClassInfo {
     pub share: u32,
     /// KV pages of users of a lower rank make room first.
     pub rank: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+pub(crate) fn is_false(value: &bool) -> bool {
+    !value
 }

@@ -9,6 +9,9 @@
 //! Every request ends with exactly one [`ServerMessage::End`]. Output of a guest flows under credit, counted by
 //! [`Event::credit_bytes`]. The bytes of an upload follow once the daemon has sent [`Event::Wanted`] for it.
 //!
+//! A guest that is started detached has its events kept by the daemon, numbered from 0, until a client has acknowledged
+//! them. A client that comes again attaches from the number that it has not seen.
+//!
 //! A change that a peer could not skip, such as another way to count credit, is a new version.
 
 mod error;
@@ -35,7 +38,8 @@ pub use info::{
 pub use limit::{GuestAmounts, LimitInfo};
 pub use logs::{LogLines, LogsAsked};
 pub use message::{
-    Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
+    Attach, Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage,
+    Start, Value,
 };
 pub use outbox::{Outbox, Room};
 pub use payer::Payer;
@@ -63,6 +67,9 @@ pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
 pub const OUTPUT_BYTES_MAX: usize = 256 * 1024;
 /// Credit that each output of a guest takes beside its bytes: what it costs either side to hold an entry of a queue.
 pub const OUTPUT_OVERHEAD_BYTES: usize = 64;
+/// A client that reads a detached guest acknowledges at the latest when it has taken care of so much more, as credit counts
+/// it. A daemon keeps more than this and the largest output together, so that the guest never waits for what is on its way.
+pub const ACKNOWLEDGED_BYTES: usize = 16 * 1024;
 /// Of what people call a program, so many bytes are shown.
 pub const LABEL_BYTES_MAX: usize = 64;
 /// Credit that the largest single output of a guest takes. An output waits until credit covers the whole of it, so a

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
-use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo, ReloadInfo, UpgradeInfo};
+use crate::info::{DaemonInfo, FitInfo, GuestInfo, GuestUsage, ModelInfo, ReloadInfo, UpgradeInfo, is_false};
 use crate::limit::LimitInfo;
 use crate::logs::{LogLines, LogsAsked};
 use crate::open_enum::open_enum;
@@ -45,6 +45,14 @@ pub enum ClientMessage {
         /// The request that started the guest.
         id: u64,
     },
+    /// What a detached guest sent is taken care of, up to a place: the daemon need not keep it. Counts on the connection that
+    /// attached last.
+    Acknowledge {
+        /// The guest.
+        guest_id: u64,
+        /// The number of the first event that is not; one more than all events for the guest's end.
+        until: u64,
+    },
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -56,6 +64,14 @@ pub enum ClientMessage {
 pub enum Call {
     /// Runs a guest; ends with [`Value::Done`] when the guest does.
     Start(Start),
+    /// Runs a guest that goes on without its connection; ends with [`Value::Done`] once it runs, after [`Event::Started`]. The
+    /// daemon keeps what it sends, under a credit of its own, until a client that attaches has acknowledged it. An older daemon
+    /// ends it with [`crate::ErrorCode::Unsupported`].
+    StartDetached(Start),
+    /// Reads what a detached guest of the same user sends: [`Event::Attached`], then its events; ends as the guest does. To
+    /// cancel it leaves the guest alone. A later one, of any connection, ends it with [`crate::ErrorCode::TakenOver`]. An older
+    /// daemon ends it with [`crate::ErrorCode::Unsupported`].
+    Attach(Attach),
     /// Announces a component; ends with [`Value::Done`] once it is stored, by this upload or by another one. Its bytes
     /// follow in chunks, after [`Event::Wanted`] and not before.
     Upload {
@@ -66,7 +82,7 @@ pub enum Call {
     },
     /// Puts a message into a guest's inbox; ends with [`Value::Done`] once there was room for it.
     Message {
-        /// The request that started the guest, on this connection.
+        /// The request that started the guest or attached to it, on this connection.
         to: u64,
         /// The message.
         text: String,
@@ -169,9 +185,21 @@ pub struct Start {
     pub is_profiled: bool,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-fn is_false(value: &bool) -> bool {
-    !value
+/// Which detached guest is read, and from where.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    /// The guest.
+    pub guest_id: u64,
+    /// The number of the first event that is wanted, counted from 0 over all that the guest has sent
+    /// ([`Event::is_numbered`]); the first that is kept when absent. One that is not kept any more is
+    /// [`crate::ErrorCode::OutputLost`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
+    /// The daemon that runs it, as [`Event::Attached`] said: another one has no such guest. Any, when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub daemon: Option<u64>,
+    /// Bytes of output that may come before the client grants more.
+    pub credit_bytes: u64,
 }
 
 /// How a client names a program.
@@ -275,6 +303,15 @@ pub enum Event {
         /// Its number.
         guest_id: u64,
     },
+    /// The client is the reader of a detached guest; the guest's events follow.
+    Attached {
+        /// The guest's number.
+        guest_id: u64,
+        /// The number of the event that comes next.
+        from: u64,
+        /// A number that this daemon was given by chance when it started: numbers of guests begin anew with each daemon.
+        daemon: u64,
+    },
     /// The daemon is ready for the bytes of an upload.
     Wanted,
     /// Text of the guest.
@@ -321,13 +358,24 @@ impl Event {
     #[must_use]
     pub fn output_bytes(&self) -> Option<usize> {
         match self {
-            Self::Progress { .. } | Self::Started { .. } | Self::Wanted | Self::Unknown => None,
+            Self::Progress { .. }
+            | Self::Started { .. }
+            | Self::Attached { .. }
+            | Self::Wanted
+            | Self::Unknown => None,
             Self::Text { text } => Some(text.len()),
             Self::Tokens { tokens } => Some(size_of_val(tokens.as_slice())),
             Self::Json { json } => Some(json.len()),
             Self::Log { line, .. } => Some(line.len()),
             Self::Recorded { bytes } | Self::Profiled { bytes } => Some(bytes.len()),
         }
+    }
+
+    /// Whether a client that is attached to a detached guest counts it: all that the guest sends, kinds that this version does
+    /// not know included.
+    #[must_use]
+    pub fn is_numbered(&self) -> bool {
+        !matches!(self, Self::Progress { .. } | Self::Started { .. } | Self::Attached { .. } | Self::Wanted)
     }
 
     /// Bytes that the event takes of the client's credit: its output and [`OUTPUT_OVERHEAD_BYTES`]; 0 for what the

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 use trellis_wire::{
-    CHUNK_BYTES_MAX, Call, Causes, ClientMessage, ComponentHash, ErrorBody, ErrorCode, Event,
+    Attach, CHUNK_BYTES_MAX, Call, Causes, ClientMessage, ComponentHash, ErrorBody, ErrorCode, Event,
     FRAME_BYTES_MAX, FrameBuffer, FrameReader, GuestUsage, LogLevel, LogsAsked, Outcome, Program,
     ServerMessage, Stage, Start, Value, WireError, decode,
 };
@@ -17,12 +17,13 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
     ];
     let options =
         any::<(Vec<String>, Option<String>, Option<u64>, u64, Option<u64>, (Option<String>, bool, bool))>();
-    let start = (program, options).prop_map(
+    let start = (program, options, any::<bool>()).prop_map(
         |(
             program,
             (arguments, model, seed, credit_bytes, deadline_ms, (label, is_recorded, is_profiled)),
+            is_detached,
         )| {
-            Call::Start(Start {
+            let start = Start {
                 program,
                 arguments,
                 model,
@@ -32,7 +33,8 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
                 label,
                 is_recorded,
                 is_profiled,
-            })
+            };
+            if is_detached { Call::StartDetached(start) } else { Call::Start(start) }
         },
     );
     let call = prop_oneof![
@@ -43,6 +45,9 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<(String, Option<String>)>().prop_map(|(model, device)| Call::Load { model, device }),
         any::<(String, Option<u64>)>().prop_map(|(model, drain_ms)| Call::Unload { model, drain_ms }),
         any::<u64>().prop_map(|guest_id| Call::Stop { guest_id }),
+        any::<(u64, Option<u64>, Option<u64>, u64)>().prop_map(|(guest_id, from, daemon, credit_bytes)| {
+            Call::Attach(Attach { guest_id, from, daemon, credit_bytes })
+        }),
         any::<(String, Option<String>)>().prop_map(|(model, device)| Call::Fit { model, device }),
         Just(Call::Models),
         Just(Call::Guests),
@@ -61,6 +66,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<(u64, u64)>().prop_map(|(id, n_bytes)| ClientMessage::Credit { id, n_bytes }),
         any::<(u64, Vec<u8>)>().prop_map(|(id, bytes)| ClientMessage::Chunk { id, bytes }),
         any::<u64>().prop_map(|id| ClientMessage::EndMessages { id }),
+        any::<(u64, u64)>().prop_map(|(guest_id, until)| ClientMessage::Acknowledge { guest_id, until }),
     ]
 }
 
@@ -79,6 +85,11 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
             Event::Progress { stage: Stage::from(&*stage), name, done, total }
         }),
         any::<u64>().prop_map(|guest_id| Event::Started { guest_id }),
+        any::<(u64, u64, u64)>().prop_map(|(guest_id, from, daemon)| Event::Attached {
+            guest_id,
+            from,
+            daemon
+        }),
         Just(Event::Wanted),
         any::<String>().prop_map(|text| Event::Text { text }),
         any::<Vec<u32>>().prop_map(|tokens| Event::Tokens { tokens }),

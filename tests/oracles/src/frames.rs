@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::io::{AsyncRead, ReadBuf};
 use trellis_wire::{
-    Call, Causes, ClientMessage, ComponentHash, Computed, DEPTH_MAX, ErrorBody, Event, FRAME_BYTES_MAX,
-    FrameBuffer, FrameReader, GuestInfo, GuestUsage, Hello, ModelInfo, Outcome, Program, ServerMessage,
-    Start, Value, decode, negotiate, validate,
+    Attach, Call, Causes, ClientMessage, ComponentHash, Computed, DEPTH_MAX, ErrorBody, Event,
+    FRAME_BYTES_MAX, FrameBuffer, FrameReader, GuestInfo, GuestUsage, Hello, ModelInfo, Outcome, Program,
+    ServerMessage, Start, Value, decode, negotiate, validate,
 };
 
 /// Reads the bytes as a hello, as a connection of either side, and as one message; then makes messages of them.
@@ -134,18 +134,19 @@ impl AsyncRead for Pieces<'_> {
 
 fn client_message(bytes: &mut Unstructured<'_>) -> Result<ClientMessage> {
     let id = bytes.arbitrary()?;
-    Ok(match bytes.int_in_range(0..=5)? {
+    Ok(match bytes.int_in_range(0..=6)? {
         0 => ClientMessage::Request { id, call: call(bytes)? },
         1 => ClientMessage::Cancel { id },
         2 => ClientMessage::Credit { id, n_bytes: bytes.arbitrary()? },
         3 => ClientMessage::Chunk { id, bytes: bytes.arbitrary()? },
         4 => ClientMessage::EndMessages { id },
+        5 => ClientMessage::Acknowledge { guest_id: id, until: bytes.arbitrary()? },
         _ => ClientMessage::Unknown,
     })
 }
 
 fn call(bytes: &mut Unstructured<'_>) -> Result<Call> {
-    Ok(match bytes.int_in_range(0..=10)? {
+    Ok(match bytes.int_in_range(0..=12)? {
         0 => Call::Start(start(bytes)?),
         1 => Call::Upload { hash: hash(bytes)?, n_bytes: bytes.arbitrary()? },
         2 => Call::Message { to: bytes.arbitrary()?, text: bytes.arbitrary()? },
@@ -156,6 +157,13 @@ fn call(bytes: &mut Unstructured<'_>) -> Result<Call> {
         7 => Call::Load { model: bytes.arbitrary()?, device: bytes.arbitrary()? },
         8 => Call::Unload { model: bytes.arbitrary()?, drain_ms: bytes.arbitrary()? },
         9 => Call::Shutdown,
+        10 => Call::StartDetached(start(bytes)?),
+        11 => Call::Attach(Attach {
+            guest_id: bytes.arbitrary()?,
+            from: bytes.arbitrary()?,
+            daemon: bytes.arbitrary()?,
+            credit_bytes: bytes.arbitrary()?,
+        }),
         _ => Call::Unknown,
     })
 }
@@ -202,7 +210,7 @@ fn server_message(bytes: &mut Unstructured<'_>) -> Result<ServerMessage> {
 }
 
 fn event(bytes: &mut Unstructured<'_>) -> Result<Event> {
-    Ok(match bytes.int_in_range(0..=9)? {
+    Ok(match bytes.int_in_range(0..=10)? {
         0 => {
             let stage = String::arbitrary(bytes)?.as_str().into();
             Event::Progress { stage, name: None, done: bytes.arbitrary()?, total: bytes.arbitrary()? }
@@ -218,6 +226,11 @@ fn event(bytes: &mut Unstructured<'_>) -> Result<Event> {
         }
         7 => Event::Recorded { bytes: bytes.arbitrary()? },
         8 => Event::Profiled { bytes: bytes.arbitrary()? },
+        9 => Event::Attached {
+            guest_id: bytes.arbitrary()?,
+            from: bytes.arbitrary()?,
+            daemon: bytes.arbitrary()?,
+        },
         _ => Event::Unknown,
     })
 }

@@ -41,6 +41,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("stop-of-nobody", rights::stop_of_nobody, NO_GUEST).brief(),
     client("stops-of-nothing", rights::stops_of_nothing, NO_GUEST_OR_MEMORY).alone().copies(1),
     client("stop-of-all", rights::stop_of_all, NO_GUEST).brief().alone().of_a_stranger(),
+    client("attach-to-all", rights::attach_to_all, NO_GUEST).brief().alone().of_a_stranger(),
     client("shutdown", rights::shutdown, DENIED).brief().of_a_stranger(),
     client("unload", rights::unload, DENIED).brief().of_a_stranger(),
     client("load", rights::load, DENIED).brief().of_a_stranger(),

@@ -14,6 +14,7 @@ mod cli;
 mod concurrency;
 mod constraints;
 mod descriptors;
+mod detached;
 mod doctor;
 mod drains;
 mod dropped;

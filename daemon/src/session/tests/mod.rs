@@ -3,6 +3,7 @@
 mod bounds;
 mod broken;
 mod clients;
+mod detached;
 pub(crate) mod fake;
 mod schedules;
 

@@ -1,6 +1,6 @@
 //! What is not this user's to do.
 
-use trellis_wire::{Call, ClientMessage, ServerMessage};
+use trellis_wire::{Attach, Call, ClientMessage, ServerMessage};
 
 use super::clients;
 use crate::attacks::raw::Raw;
@@ -41,6 +41,19 @@ clients! {
             }
         }
         raw.ask(Call::Stop { guest_id: 0 }).await
+    }
+    /// As there, to read what they send, or to have the daemon forget it.
+    attach_to_all(site) {
+        let mut raw = Raw::connect(&site.socket).await?;
+        let attach = |guest_id| Call::Attach(Attach { guest_id, credit_bytes: 1 << 16, ..Attach::default() });
+        for guest_id in 0..2000 {
+            raw.send(&ClientMessage::Acknowledge { guest_id, until: u64::MAX }).await?;
+            let ending = raw.ask(attach(guest_id)).await?;
+            if ending.code != "unknown_guest" {
+                return Ok(ending);
+            }
+        }
+        raw.ask(attach(u64::MAX)).await
     }
     /// As many at once as there may be, on 64 connections.
     stops_of_nothing(site) {

@@ -1,0 +1,117 @@
+//! `trellis attach`: shows what a detached guest sends.
+
+use std::time::Duration;
+
+use clap::Args;
+use tokio_util::task::AbortOnDropHandle;
+use trellis_client::{Error, ErrorBody, ErrorCode, Resumed};
+
+use super::connect::SocketArgs;
+use super::error::CliError;
+use super::input::{self, Sent};
+use super::interrupt::Interrupts;
+use super::output::Format;
+use super::screen::Screen;
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis run --detach ./my-guest \"Hello\"   says the guest's number, 12 for one
+  trellis attach 12                         what it has sent and sends, to its end
+  trellis attach 12 --from 40               from its event 40 on, counted from 0
+  trellis attach 12 --messages < more.txt   each line becomes a message to it
+  trellis attach 12 --json | jq             its events, one JSON object a line
+
+Ctrl-C detaches: the guest goes on. `trellis stop 12` ends it. The daemon keeps what a guest sends until it was shown
+here, and the last of that for who attaches again. A guest that is ahead by sessions.detached_bytes waits, as part of its
+limits.deadline_ms; one that nobody is attached to for sessions.detached_idle_ms is ended (`trellis limits detached`). A
+connection that is lost is made again.
+Whoever attaches last reads the guest; this command ends then.
+
+The output and the exit status are those of `trellis run`.";
+
+/// Show what a detached guest of yours sends
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AttachArgs {
+    /// The guest's number, as `trellis run --detach` and `trellis ps` say it
+    guest_id: u64,
+    /// Begin with this event of the guest, counted from 0; otherwise with the oldest that is kept
+    #[arg(long, value_name = "N")]
+    from: Option<u64>,
+    /// Send the lines of standard input to the guest as messages; after the last one no more will come for it
+    #[arg(long)]
+    messages: bool,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliError> {
+    let AttachArgs { guest_id, from, messages, socket } = args;
+    let interrupts = Interrupts::watch()?;
+    let screen = &mut Screen::new(format);
+    // Said if it takes long.
+    let mut first = Some(interrupts.stop(socket.connect()).await?);
+    let connect = || {
+        let (first, socket) = (first.take(), socket.clone());
+        async move {
+            match first {
+                Some(client) => Ok(client),
+                None => socket.connect_silently().await,
+            }
+        }
+    };
+    let mut guest = Resumed::new(guest_id, from, connect);
+    if messages {
+        // Lines that are on their way when a connection is lost are lost with it.
+        guest = guest.with_patience(Duration::ZERO);
+    }
+    let (mut has_messages, mut sent) = (messages, Sent::All);
+    let mut sending = None;
+    let (error, usage) = loop {
+        if has_messages
+            && sending.is_none()
+            && let Some(sender) = guest.sender()
+        {
+            sending = Some(AbortOnDropHandle::new(tokio::spawn(input::send_lines(sender))));
+        }
+        tokio::select! {
+            biased;
+            () = interrupts.first() => {
+                let next = guest.next_number().map(|next| format!(" --from {next}")).unwrap_or_default();
+                screen.note(&format!("detached; `trellis attach {guest_id}{next}` goes on, `trellis stop {guest_id}` ends the guest"));
+                return Err(CliError::Interrupted);
+            }
+            event = guest.next() => match event {
+                Some(Ok(event)) => screen.show(&event)?,
+                Some(Err(error)) => break (Some(error), guest.usage()),
+                None => break (None, guest.usage()),
+            },
+            () = screen.progress_due() => {}
+            outcome = ended(&mut sending), if has_messages => {
+                (sent, has_messages) = (outcome, false);
+            }
+        }
+    };
+    let body = error.as_ref().map(|error| match error {
+        Error::Daemon(body) => (**body).clone(),
+        error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
+    });
+    // What was refused before anything came is no end of a guest.
+    if usage.is_some() || !matches!(error, Some(Error::Daemon(_))) {
+        screen.end(body.as_ref(), usage)?;
+    }
+    match error {
+        None if sent == Sent::NotAll => Err(CliError::InputCutShort),
+        None => Ok(()),
+        Some(Error::Daemon(body)) if usage.is_some() => Err(CliError::Guest(body)),
+        Some(error) => Err(error.into()),
+    }
+}
+
+/// How far standard input was sent, once no more is.
+async fn ended(sending: &mut Option<AbortOnDropHandle<Sent>>) -> Sent {
+    match sending {
+        Some(sending) => sending.await.unwrap_or(Sent::NotAll),
+        None => std::future::pending().await,
+    }
+}
