@@ -61,7 +61,8 @@ impl Client {
         match guest.next().await {
             Some(Ok(Event::Attached { guest_id, from, daemon })) => {
                 let client = self.clone();
-                Ok(Attached { guest, guest_id, daemon, next: from, n_read_bytes: 0, client, is_over: false })
+                let (last, is_over) = (None, false);
+                Ok(Attached { guest, guest_id, daemon, next: from, n_read_bytes: 0, client, last, is_over })
             }
             Some(Err(error)) => Err(error),
             Some(Ok(_)) | None => Err(Error::UnknownAnswer),
@@ -80,6 +81,8 @@ pub struct Attached {
     /// Read and not yet acknowledged, as credit counts it.
     n_read_bytes: usize,
     client: Client,
+    /// The last item, once it has come, until it is given.
+    last: Option<Option<Result<Event, Error>>>,
     is_over: bool,
 }
 
@@ -93,25 +96,32 @@ impl Attached {
         if self.n_read_bytes >= ACKNOWLEDGED_BYTES {
             self.acknowledge();
         }
-        let event = self.guest.next().await;
-        match &event {
-            Some(Ok(event)) if event.is_numbered() => {
-                self.next += 1;
-                self.n_read_bytes += event.credit_bytes();
+        if self.last.is_none() {
+            let event = self.guest.next().await;
+            match &event {
+                Some(Ok(read)) => {
+                    if read.is_numbered() {
+                        self.next += 1;
+                        self.n_read_bytes += read.credit_bytes();
+                    }
+                    return event;
+                }
+                Some(Err(Error::ConnectionLost(_))) => {}
+                // What is left is the other reader's to acknowledge.
+                Some(Err(error)) if error.code() == Some(&ErrorCode::TakenOver) => {}
+                // The guest's end is one more; the daemon passes over it where only the reading has ended.
+                Some(Err(_)) | None => {
+                    let until = self.next + 1;
+                    let message = ClientMessage::Acknowledge { guest_id: self.guest_id, until };
+                    self.client.connection().send(&message);
+                }
             }
-            Some(Ok(_)) => {}
-            Some(Err(Error::ConnectionLost(_))) => self.is_over = true,
-            // What is left is the other reader's to acknowledge.
-            Some(Err(error)) if error.code() == Some(&ErrorCode::TakenOver) => self.is_over = true,
-            // The guest's end is one more; the daemon passes over it where only the reading has ended.
-            Some(Err(_)) | None => {
-                self.is_over = true;
-                let until = self.next + 1;
-                let message = ClientMessage::Acknowledge { guest_id: self.guest_id, until };
-                self.client.connection().send(&message);
-            }
+            self.last = Some(event);
         }
-        event
+        // A program may end with its guest, and the daemon is to hear before that it need not keep the end.
+        self.client.connection().outbox.written().await;
+        self.is_over = true;
+        self.last.take().flatten()
     }
 
     /// Tells the daemon that it need not keep what has been read so far; [`Self::next`] does so by itself now and then.

@@ -35,7 +35,7 @@ impl Room {
 #[derive(Debug)]
 pub struct Outbox {
     state: Mutex<State>,
-    /// Told whenever the bytes fall below a mark.
+    /// Told whenever the bytes fall below a mark, or to nothing.
     room: Notify,
 }
 
@@ -117,6 +117,18 @@ impl Outbox {
         }
     }
 
+    /// Waits until all that was pushed has been written, or nobody writes any more.
+    pub async fn written(&self) {
+        while !self.is_empty() {
+            let notified = self.room.notified();
+            // It may have been written since; once `notified` exists it cannot be missed.
+            if self.is_empty() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
     /// Bytes not yet written.
     #[must_use]
     pub fn n_bytes(&self) -> usize {
@@ -154,7 +166,7 @@ impl Outbox {
         let result = state.frames.poll_write(cx, writer);
         let after = state.frames.n_bytes();
         let crossed = |room: Room| before >= room.n_bytes() && after < room.n_bytes();
-        if crossed(Room::Bulk) || crossed(Room::Answers) {
+        if crossed(Room::Bulk) || crossed(Room::Answers) || after == 0 {
             self.room.notify_waiters();
         }
         result.map_err(WireError::from)

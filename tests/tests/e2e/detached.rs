@@ -189,7 +189,7 @@ fn guests_are_detached_and_attached_to_by_commands() {
     let started: serde_json::Value = serde_json::from_str(started).expect("JSON");
     assert_eq!(started["type"], "started");
     let id = started["guest_id"].as_u64().expect("a number").to_string();
-    assert!(said(&served, &["ps"]).contains("waiting, detached"));
+    until_said(&served, "waiting, detached");
 
     // Ctrl-C ends the reading and not the guest.
     let mut reader = served.trellis(&["attach", &id]).spawn().expect("it runs");
