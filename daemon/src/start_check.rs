@@ -138,6 +138,8 @@ mod tests {
     #[test]
     fn of_a_service_the_cache_is_looked_at_where_the_file_names_one() {
         let folder = tempfile::tempdir().expect("a folder");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(folder.path(), mode).expect("its mode is set");
         let own = rustix::process::geteuid().as_raw();
         let config = Config { cache_dir: Some(folder.path().to_owned()), ..Config::default() };
         let of = |config: &Config, starter| check_cache(config, starter).map_err(|error| error.to_string());

@@ -105,7 +105,8 @@ fn for_want_of_host_memory_what_a_lower_rank_has_there_goes_first_and_is_compute
     assert_eq!(house.scheduler.free_host_pages().len(), 85);
     let n_charged = low.account.used(Resource::Tokens);
     for id in [of_low, of_high] {
-        let question = house.ask(id, text(&mut random, 8));
+        let edit = Edit { n_kept: 20 * PAGE_LEN - 8, appended: text(&mut random, 8), ..Edit::default() };
+        let question = house.ask_after(id, edit);
         house.wait_for(question);
     }
     assert_eq!(low.account.used(Resource::Tokens), n_charged + 8);
