@@ -128,6 +128,48 @@ async fn a_text_over_a_hundred_broken_connections_is_the_text_of_one() {
 }
 
 #[tokio::test]
+async fn a_guest_that_only_answers_can_be_spoken_to_before_it_has_said_anything() {
+    let world = World::with(limits());
+    let guest_id = detach(&world.client().await, "echo", "").await.unwrap();
+    let mut guest = Resumed::new(guest_id, None, async || Ok(world.client().await));
+    assert!(guest.sender().is_none());
+    tokio::time::timeout(PATIENCE, guest.attached()).await.expect("in time").unwrap();
+    let sender = guest.sender().expect("a connection reads it");
+    sender.send("a").await.unwrap();
+    assert_eq!(guest.next().await.unwrap().unwrap(), Event::Text { text: "a".into() });
+    sender.end_messages().await.unwrap();
+    assert!(guest.next().await.is_none());
+    assert!(guest.attached().await.is_ok(), "there is nothing to wait for");
+
+    let mut refused = Resumed::new(guest_id + 1, None, async || Ok(world.client().await));
+    assert_eq!(code(&refused.attached().await.unwrap_err()), &ErrorCode::UnknownGuest);
+    assert!(refused.next().await.is_none(), "it was the last item");
+}
+
+#[tokio::test]
+async fn who_has_no_patience_hears_of_the_first_connection_that_is_lost() {
+    let world = World::with(limits());
+    let guest_id = detach(&world.client().await, "count", "400000").await.unwrap();
+    let n_broken = Arc::new(AtomicUsize::new(0));
+    let connect = || {
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        world.serve(far);
+        Client::over(Breaking { stream: near, n_bytes_left: 10_000, n_broken: n_broken.clone() })
+    };
+    let mut guest = Resumed::new(guest_id, None, connect).with_patience(Duration::ZERO);
+    guest.attached().await.unwrap();
+    let error = loop {
+        match guest.next().await.expect("it was not read to its end") {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::ConnectionLost(_)), "{error:?}");
+    assert!(guest.next().await.is_none());
+    assert_eq!(n_broken.load(Ordering::Relaxed), 1, "there was no other connection");
+}
+
+#[tokio::test]
 async fn a_guest_goes_on_without_its_connection_and_its_end_is_had_once() {
     let world = World::with(limits());
     let client = world.client().await;
