@@ -24,7 +24,7 @@ Examples:
 Ctrl-C detaches: the guest goes on. `trellis stop 12` ends it. The daemon keeps what a guest sends until it was shown
 here, and the last of that for who attaches again. A guest that is ahead by sessions.detached_bytes waits, as part of its
 limits.deadline_ms; one that nobody is attached to for sessions.detached_idle_ms is ended (`trellis limits detached`). A
-connection that is lost is made again.
+connection that is lost is made again; with --messages it ends the reading, as lines that were on their way are lost too.
 Whoever attaches last reads the guest; this command ends then.
 
 The output and the exit status are those of `trellis run`.";
@@ -62,18 +62,16 @@ pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliEr
     };
     let mut guest = Resumed::new(guest_id, from, connect);
     if messages {
-        // Lines that are on their way when a connection is lost are lost with it.
+        // Lines that are on their way when a connection is lost are lost with it, and the user is to hear of that.
         guest = guest.with_patience(Duration::ZERO);
     }
-    let (mut has_messages, mut sent) = (messages, Sent::All);
-    let mut sending = None;
+    // What is refused before anything is read is no end of a guest.
+    interrupts.stop(async { Ok(guest.attached().await?) }).await?;
+    // A guest may say nothing before it is told something.
+    let sender = if messages { guest.sender() } else { None };
+    let mut sending = sender.map(|sender| AbortOnDropHandle::new(tokio::spawn(input::send_lines(sender))));
+    let (mut has_messages, mut sent) = (sending.is_some(), Sent::All);
     let (error, usage) = loop {
-        if has_messages
-            && sending.is_none()
-            && let Some(sender) = guest.sender()
-        {
-            sending = Some(AbortOnDropHandle::new(tokio::spawn(input::send_lines(sender))));
-        }
         tokio::select! {
             biased;
             () = interrupts.first() => {
@@ -96,14 +94,11 @@ pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliEr
         Error::Daemon(body) => (**body).clone(),
         error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
     });
-    // What was refused before anything came is no end of a guest.
-    if usage.is_some() || !matches!(error, Some(Error::Daemon(_))) {
-        screen.end(body.as_ref(), usage)?;
-    }
+    screen.end(body.as_ref(), usage)?;
     match error {
         None if sent == Sent::NotAll => Err(CliError::InputCutShort),
         None => Ok(()),
-        Some(Error::Daemon(body)) if usage.is_some() => Err(CliError::Guest(body)),
+        Some(Error::Daemon(body)) => Err(CliError::Guest(body)),
         Some(error) => Err(error.into()),
     }
 }

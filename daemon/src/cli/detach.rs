@@ -46,11 +46,13 @@ pub(crate) async fn detach(
         }
         Err(error) => return Err(error.into()),
     };
-    shown?;
-    screen.show(&Event::Started { guest_id })?;
+    // The guest runs: its number is said first, whatever could not be shown before.
+    let started = screen.show(&Event::Started { guest_id });
     if format == Format::Text {
         output::print_line(&guest_id.to_string())?;
     }
+    shown?;
+    started?;
     output::note(
         format,
         &format!("it goes on; `trellis attach {guest_id}` reads it, `trellis stop {guest_id}` ends it"),

@@ -24,7 +24,8 @@ pub struct SessionLimits {
     pub upload_idle_ms: u64,
     /// Guests of one user that run detached, without the connection that started them.
     pub n_detached: usize,
-    /// Detached guests of one user that have ended, of which what they sent last and how they ended is kept; the oldest goes first.
+    /// Detached guests of one user that have ended, of which what they sent last and how they ended is kept; who ended first goes
+    /// first. Those that a client reads stay beside them.
     pub n_detached_ended: usize,
     /// Bytes of output of one detached guest that its client has not acknowledged; the guest waits where there are more. No fewer
     /// than the largest output and what a client may take before it acknowledges (278,592). Charged to its session while it runs.

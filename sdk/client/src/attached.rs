@@ -27,14 +27,14 @@ impl Client {
         let window_bytes = options.window_bytes;
         let (start, component) = self.prepare(program, options)?;
         let mut starting = self.launch(Call::StartDetached(start), component, window_bytes).await?;
-        let mut started = None;
         while let Some(event) = starting.next().await {
             match event? {
-                Event::Started { guest_id } => started = Some(guest_id),
+                // It runs, whatever becomes of the connection.
+                Event::Started { guest_id } => return Ok(guest_id),
                 event => progress(event),
             }
         }
-        started.ok_or(Error::UnknownAnswer)
+        Err(Error::UnknownAnswer)
     }
 
     /// Reads a detached guest of this user, from the event of this number on, or from the oldest that the daemon has kept. Returns

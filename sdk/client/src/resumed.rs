@@ -69,7 +69,8 @@ where
         }
     }
 
-    /// The same, with another time for which connections are tried.
+    /// The same, with another time for which connections are tried. With none, the first connection is the only one, and its loss
+    /// the last item: for who sends messages, of which those on their way are lost with it.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -79,8 +80,7 @@ where
     /// item: the guest's end, what [`Client::attach`] refuses, or the last reason why there is no connection.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {
         while !self.is_over {
-            if let Err(error) = self.attach().await {
-                self.is_over = true;
+            if let Err(error) = self.attached().await {
                 return Some(Err(error));
             }
             let Some(attached) = &mut self.attached else { continue };
@@ -93,7 +93,7 @@ where
                 Some(Err(Error::ConnectionLost(lost))) => {
                     self.attached = None;
                     let error = Error::ConnectionLost(lost);
-                    if !error.is_retryable() {
+                    if self.patience.is_zero() || !error.is_retryable() {
                         self.is_over = true;
                         return Some(Err(error));
                     }
@@ -107,6 +107,20 @@ where
             }
         }
         None
+    }
+
+    /// Waits until a connection reads the guest, so that there is a [`Self::sender`] before the first event; after the guest's end
+    /// it returns at once. [`Self::next`] does so by itself.
+    ///
+    /// # Errors
+    /// What [`Client::attach`] refuses, or the last reason why there is no connection; the stream is over then.
+    pub async fn attached(&mut self) -> Result<(), Error> {
+        if self.is_over {
+            return Ok(());
+        }
+        let attached = self.attach().await;
+        self.is_over = attached.is_err();
+        attached
     }
 
     /// Sees to it that there is a connection that reads the guest.

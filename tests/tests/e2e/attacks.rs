@@ -13,7 +13,7 @@ use trellis::config::{Config, Isolation};
 use trellis::daemon::Daemon;
 use trellis::guest::GuestLimits;
 use trellis::session::Actor;
-use trellis_client::{Client, StartOptions};
+use trellis_client::{Client, Event, Program, StartOptions};
 use trellis_tests::attacks::{Attack, Category, Component, Site, saved, suite, table};
 use trellis_tests::daemons::{self, nothing_is_held, run, until, with};
 use trellis_tests::engines::block_on;
@@ -29,6 +29,8 @@ const TIME: Duration = Duration::from_millis(1_000);
 
 /// What nobody else on the machine is: the attackers, those of attacks that take all that a user may have, and the neighbour.
 const USERS: [u32; 3] = [60_101, 60_102, 60_103];
+
+const NEIGHBOUR: Actor = Actor { uid: USERS[2], gid: USERS[2] };
 
 /// Attacks that run out of processor time do so in this.
 const CPU_MS: u64 = 300;
@@ -93,10 +95,9 @@ impl Place {
     /// A connection of the neighbour.
     async fn neighbour(&self) -> Client {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-        let (daemon, uid) = (self.daemon.clone(), USERS[2]);
+        let daemon = self.daemon.clone();
         tokio::spawn(async move {
-            let actor = Actor { uid, gid: uid };
-            let _ = daemon.sessions().serve(theirs, actor, daemon.shutdown().clone()).await;
+            let _ = daemon.sessions().serve(theirs, NEIGHBOUR, daemon.shutdown().clone()).await;
         });
         Client::over(ours).await.expect("the daemon says hello")
     }
@@ -132,6 +133,11 @@ fn attack_by_all(category: Category, isolation: Isolation) {
         assert_eq!(alone.len(), 24);
         let aside = async |mode: &'static str| run(&client, &wasm, with(&[mode, suite::ASIDE])).await.well();
         aside("set-aside").await;
+        // What another user's guest has sent and nobody has read yet.
+        let detached = client.start_detached(Program::wasm(wasm.clone()), streamed(), |_| {}).await;
+        let detached = detached.expect("it starts");
+        let kept = || place.daemon.sessions().used(NEIGHBOUR).user;
+        until("it has ended", async || (kept().n_detached, kept().n_detached_ended) == (0, 1)).await;
 
         let attacks: Vec<Attack> = table().into_iter().filter(|attack| attack.category == category).collect();
         let (greedy, others): (Vec<Attack>, Vec<Attack>) = attacks.iter().partition(|attack| attack.is_alone);
@@ -179,7 +185,15 @@ fn attack_by_all(category: Category, isolation: Isolation) {
         })
         .await;
         aside("forget-one").await;
-        drop(client);
+        let mut attached = client.attach(detached, Some(0)).await.expect("all of it is kept");
+        let mut tokens = Vec::new();
+        while let Some(event) = attached.next().await {
+            if let Event::Tokens { tokens: more } = event.expect("it ended well") {
+                tokens.extend(more);
+            }
+        }
+        assert_eq!(tokens, alone, "what the neighbour's detached guest sent");
+        drop((attached, client));
         nothing_is_held(&place.daemon).await;
     });
 }

@@ -42,6 +42,16 @@ async fn detach(client: &Client, options: StartOptions) -> u64 {
     client.start_detached(Program::wasm(guests::hostile()), options, |_| {}).await.expect("it starts")
 }
 
+/// As [`nothing_is_held`], and no detached guest runs or has left something for its readers.
+async fn nothing_is_kept(daemon: &Daemon) {
+    until("nothing is kept", async || {
+        let used = daemon.sessions().used(ALICE).all;
+        (used.n_detached, used.n_detached_ended) == (0, 0)
+    })
+    .await;
+    nothing_is_held(daemon).await;
+}
+
 fn code(error: &Error) -> &str {
     error.code().unwrap_or_else(|| panic!("{error:?} has no code")).as_str()
 }
@@ -103,7 +113,12 @@ fn a_stream_over_a_hundred_lost_connections_is_the_stream_of_one() {
             let (tokens, n_lost) = tokens_over_lost_connections(&daemon, guest_id, 7).await;
             assert_eq!(tokens, expected, "{isolation:?}");
             assert_eq!(n_lost, N_LOST, "{isolation:?}: {} events are too few", tokens.len());
-            nothing_is_held(&daemon).await;
+            // That the end was had may have been lost with the last connection that was.
+            match client(&daemon, ALICE).await.attach(guest_id, None).await {
+                Ok(attached) => drop(attached.text().await.expect("it ended well")),
+                Err(error) => assert_eq!(code(&error), "unknown_guest"),
+            }
+            nothing_is_kept(&daemon).await;
         }
     });
 }
@@ -138,7 +153,7 @@ fn a_guest_that_nobody_reads_waits_and_leaves_others_alone() {
             alice.stop(flood).await.expect("it runs");
             assert_eq!(code(&attached.text().await.expect_err("it was stopped")), "stopped");
             drop((alice, bob));
-            nothing_is_held(&daemon).await;
+            nothing_is_kept(&daemon).await;
         }
     });
 }
@@ -156,7 +171,7 @@ fn a_guest_whose_process_is_killed_says_so_to_who_comes_later() {
         let alice = client(&daemon, ALICE).await;
         let error = alice.attach(guest_id, None).await.expect("its end is kept").text().await;
         assert_eq!(code(&error.expect_err("it was killed")), "process_lost");
-        nothing_is_held(&daemon).await;
+        nothing_is_kept(&daemon).await;
     });
 }
 
@@ -206,8 +221,20 @@ fn guests_are_detached_and_attached_to_by_commands() {
     let out = String::from_utf8(output.stdout).expect("it is text");
     assert!(output.status.success() && out.contains("one") && out.contains("\"ok\":true"), "{out}");
 
+    // A reading that another one takes over ends, and says so.
     let id = said(&served, &["run", "--detach", path, "endless"]);
     let id = id.trim();
+    let mut command = served.trellis(&["attach", "--json", id]);
+    let first = std::thread::spawn(move || daemons::output(&mut command));
+    until_said(&served, "attached");
+    let mut second = served.trellis(&["attach", id]).spawn().expect("it runs");
+    let output = first.join().expect("it ends");
+    let out = String::from_utf8(output.stdout).expect("it is text");
+    let end = out.lines().last().expect("a line");
+    assert!(end.contains("\"type\":\"end\"") && end.contains("\"code\":\"taken_over\""), "{out}");
+    assert_eq!(output.status.code(), Some(1), "{out}");
+    kill_process(Pid::from_child(&second), Signal::INT).expect("it runs");
+    assert_eq!(daemons::wait(&mut second).code(), Some(130));
     assert!(said(&served, &["stop", id]).contains("stopped guest"));
     let attached = daemons::output(&mut served.trellis(&["attach", "--json", id]));
     let out = String::from_utf8(attached.stdout).expect("it is text");

@@ -29,7 +29,7 @@ pub(crate) struct DetachedGuest {
     news: Notify,
     /// For the task that keeps the guest: credit came back, or a reader came or went.
     asked: Notify,
-    /// Its end was acknowledged.
+    /// Its end was acknowledged, or others took its place.
     pub(super) settled: Notify,
 }
 
@@ -45,7 +45,14 @@ struct State {
     /// Since when nobody reads; not while somebody does.
     unread_since: Option<Instant>,
     inbox: Option<InboxSender>,
-    end: Option<Ending>,
+    end: Option<Ended>,
+}
+
+/// How a guest ended, and its place among the ends of all.
+#[derive(Debug)]
+struct Ended {
+    ending: Ending,
+    number: u64,
 }
 
 /// The last that attached.
@@ -182,6 +189,11 @@ impl DetachedGuest {
         self.lock().end.is_some()
     }
 
+    /// The number of its end, once it has ended.
+    pub(super) fn end_number(&self) -> Option<u64> {
+        self.lock().end.as_ref().map(|end| end.number)
+    }
+
     /// Whether a client reads it.
     pub(super) fn is_attached(&self) -> bool {
         self.lock().unread_since.is_none()
@@ -190,7 +202,7 @@ impl DetachedGuest {
     /// What is shown of it among guests, once it has ended.
     pub(super) fn shown(&self) -> Option<GuestInfo> {
         let state = self.lock();
-        let usage = state.end.as_ref()?.usage.clone().unwrap_or_default();
+        let usage = state.end.as_ref()?.ending.usage.clone().unwrap_or_default();
         Some(GuestInfo {
             guest_id: self.id,
             session_id: self.session_id,
@@ -232,8 +244,8 @@ impl DetachedGuest {
         self.lock().unread_since
     }
 
-    /// The guest has ended; what is kept of it from now on is paid for, and no more.
-    pub(super) fn finish(&self, ending: Ending) {
+    /// The guest has ended, as the one of this number; what is kept of it from now on is paid for, and no more.
+    pub(super) fn finish(&self, ending: Ending, number: u64) {
         let mut state = self.lock();
         state.inbox = None;
         let Ending { mut outcome, usage } = ending;
@@ -246,7 +258,7 @@ impl DetachedGuest {
             // What becomes less is paid for.
             let _ = state.charge.resize(n_bytes);
         }
-        state.end = Some(Ending { outcome, usage });
+        state.end = Some(Ended { ending: Ending { outcome, usage }, number });
         drop(state);
         self.news.notify_waiters();
     }
@@ -267,7 +279,7 @@ impl Reading {
         if let Some(event) = state.kept.get(number) {
             return Next::Event { credit_bytes: event.credit_bytes() };
         }
-        let Some(ending) = state.end.clone() else { return Next::Nothing };
+        let Some(ending) = state.end.as_ref().map(|end| end.ending.clone()) else { return Next::Nothing };
         self.note_sent(&mut state, number + 1);
         Next::End(Box::new(ending))
     }

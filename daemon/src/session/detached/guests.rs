@@ -1,6 +1,7 @@
 //! All detached guests of a daemon.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::task::TaskTracker;
@@ -15,6 +16,8 @@ pub(crate) struct DetachedGuests {
     places: Arc<Quota>,
     /// In the order in which they started.
     guests: Mutex<BTreeMap<u64, Arc<DetachedGuest>>>,
+    /// How many have ended since the daemon started.
+    n_ends: AtomicU64,
     /// Tells this daemon from the one before it, whose guests had the same numbers.
     daemon: u64,
     /// Those that run.
@@ -37,6 +40,7 @@ impl DetachedGuests {
         Arc::new(Self {
             places: Quota::new(n_max),
             guests: Mutex::default(),
+            n_ends: AtomicU64::new(0),
             daemon: u64::from_le_bytes(bytes),
             keepers: TaskTracker::new(),
         })
@@ -109,27 +113,40 @@ impl DetachedGuests {
         self.lock().remove(&id);
     }
 
-    /// Forgets the oldest ends of this user beyond so many.
+    /// The number of the next end.
+    pub(super) fn next_end(&self) -> u64 {
+        self.n_ends.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Of this user's ends that no client reads, forgets the oldest beyond so many, and what is kept for them with that.
     pub(super) fn forget_oldest(&self, actor: Actor, n_max: usize) {
         let mut guests = self.lock();
-        let is_ended = |guest: &DetachedGuest| guest.actor.uid == actor.uid && guest.has_ended();
-        let ended: Vec<u64> = guests.values().filter(|guest| is_ended(guest)).map(|guest| guest.id).collect();
-        for id in &ended[..ended.len().saturating_sub(n_max)] {
-            guests.remove(id);
+        let unread = guests.values().filter(|guest| guest.actor.uid == actor.uid && !guest.is_attached());
+        let mut ended: Vec<(u64, u64)> =
+            unread.filter_map(|guest| Some((guest.end_number()?, guest.id))).collect();
+        ended.sort_unstable();
+        for (_, id) in &ended[..ended.len().saturating_sub(n_max)] {
+            if let Some(guest) = guests.remove(id) {
+                guest.settled.notify_one();
+            }
         }
     }
 
-    /// Says of guests which are detached and which of those are read, and adds this user's whose ends are kept.
+    /// Says of guests which are detached and which of those are read, and adds this user's whose ends are kept. Each is there once.
     pub(crate) fn mark(&self, actor: Actor, infos: &mut Vec<GuestInfo>) {
         let guests = self.lock();
         for info in infos.iter_mut() {
-            if let Some(guest) = guests.get(&info.guest_id).filter(|guest| !guest.has_ended()) {
+            if let Some(guest) = guests.get(&info.guest_id) {
                 info.is_detached = true;
                 info.is_attached = guest.is_attached();
             }
         }
         let own = guests.values().filter(|guest| guest.actor.uid == actor.uid);
-        infos.extend(own.filter_map(|guest| guest.shown()));
+        let ended: BTreeMap<u64, GuestInfo> =
+            own.filter_map(|guest| Some((guest.id, guest.shown()?))).collect();
+        // One that has only just ended may be among those that run, too.
+        infos.retain(|info| !ended.contains_key(&info.guest_id));
+        infos.extend(ended.into_values());
         infos.sort_by_key(|info| info.guest_id);
     }
 

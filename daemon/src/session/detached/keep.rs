@@ -181,7 +181,7 @@ impl Keeper {
         let ending = Ending { usage, ..ending };
         let Self { guest, detached, limits, shutdown, counted } = self;
         counted.end(ending.error_code());
-        guest.finish(ending);
+        guest.finish(ending, detached.next_end());
         drop(place);
         detached.forget_oldest(guest.actor, limits.n_detached_ended);
         tokio::spawn(async move {

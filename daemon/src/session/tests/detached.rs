@@ -128,6 +128,48 @@ async fn a_text_over_a_hundred_broken_connections_is_the_text_of_one() {
 }
 
 #[tokio::test]
+async fn a_guest_that_only_answers_can_be_spoken_to_before_it_has_said_anything() {
+    let world = World::with(limits());
+    let guest_id = detach(&world.client().await, "echo", "").await.unwrap();
+    let mut guest = Resumed::new(guest_id, None, async || Ok(world.client().await));
+    assert!(guest.sender().is_none());
+    tokio::time::timeout(PATIENCE, guest.attached()).await.expect("in time").unwrap();
+    let sender = guest.sender().expect("a connection reads it");
+    sender.send("a").await.unwrap();
+    assert_eq!(guest.next().await.unwrap().unwrap(), Event::Text { text: "a".into() });
+    sender.end_messages().await.unwrap();
+    assert!(guest.next().await.is_none());
+    assert!(guest.attached().await.is_ok(), "there is nothing to wait for");
+
+    let mut refused = Resumed::new(guest_id + 1, None, async || Ok(world.client().await));
+    assert_eq!(code(&refused.attached().await.unwrap_err()), &ErrorCode::UnknownGuest);
+    assert!(refused.next().await.is_none(), "it was the last item");
+}
+
+#[tokio::test]
+async fn who_has_no_patience_hears_of_the_first_connection_that_is_lost() {
+    let world = World::with(limits());
+    let guest_id = detach(&world.client().await, "count", "400000").await.unwrap();
+    let n_broken = Arc::new(AtomicUsize::new(0));
+    let connect = || {
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        world.serve(far);
+        Client::over(Breaking { stream: near, n_bytes_left: 10_000, n_broken: n_broken.clone() })
+    };
+    let mut guest = Resumed::new(guest_id, None, connect).with_patience(Duration::ZERO);
+    guest.attached().await.unwrap();
+    let error = loop {
+        match guest.next().await.expect("it was not read to its end") {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::ConnectionLost(_)), "{error:?}");
+    assert!(guest.next().await.is_none());
+    assert_eq!(n_broken.load(Ordering::Relaxed), 1, "there was no other connection");
+}
+
+#[tokio::test]
 async fn a_guest_goes_on_without_its_connection_and_its_end_is_had_once() {
     let world = World::with(limits());
     let client = world.client().await;
@@ -140,6 +182,7 @@ async fn a_guest_goes_on_without_its_connection_and_its_end_is_had_once() {
     let listed = client.ps().await.unwrap();
     let ended: Vec<_> = listed.iter().filter(|guest| guest.state == "ended").collect();
     assert_eq!(ended.iter().map(|guest| guest.guest_id).collect::<Vec<_>>(), [well, failed]);
+    assert_eq!(listed.len(), 2, "the service lists them as well, and they are shown once: {listed:?}");
     assert!(ended.iter().all(|guest| guest.is_detached && !guest.is_attached && guest.uid == ALICE.uid));
     let error = client.attach(failed, None).await.unwrap().text().await.unwrap_err();
     assert_eq!((code(&error), error.to_string().as_str()), (&ErrorCode::GuestFailed, "out of luck"));
@@ -282,15 +325,52 @@ async fn there_are_no_more_than_there_may_be() {
         client.stop(id).await.unwrap();
     }
     until("their places are free", async || world.sessions.used(ALICE).user.n_detached == 0).await;
+    let detached = &world.sessions.detached;
     let mut ids = Vec::new();
+    let mut oldest = None;
     for n in 0..4 {
-        ids.push(detach(&client, "count", &n.to_string()).await.unwrap());
+        let id = detach(&client, "count", &n.to_string()).await.unwrap();
+        ids.push(id);
         until("it has ended", async || world.sessions.used(ALICE).user.n_detached == 0).await;
+        oldest.get_or_insert_with(|| Arc::downgrade(&detached.find(ALICE, id, None).unwrap()));
     }
     until("the oldest are gone", async || world.sessions.used(ALICE).user.n_detached_ended == 2).await;
+    let oldest = oldest.expect("there was one");
+    until("what they had is given back", async || oldest.strong_count() == 0).await;
+    let kept_bytes =
+        ids[2..].iter().map(|id| detached.find(ALICE, *id, None).unwrap().kept_bytes() as u64).sum::<u64>();
+    assert!(kept_bytes > 0);
+    let accounts = world.fake.accounts.get().unwrap();
+    until("the others are paid for", async || {
+        accounts.used_by(ActorId(ALICE.uid), Resource::HostBytes) == kept_bytes
+    })
+    .await;
     for (id, is_kept) in ids.into_iter().zip([false, false, true, true]) {
         assert_eq!(client.attach(id, None).await.is_ok(), is_kept, "{id}");
     }
+}
+
+#[tokio::test]
+async fn the_ends_that_are_kept_are_the_last_ones_and_those_that_are_read() {
+    let world = World::with(SessionLimits { n_detached_ended: 1, ..limits() });
+    let client = world.client().await;
+    let (detached, used) = (&world.sessions.detached, || world.sessions.used(ALICE).user);
+    let first = detach(&client, "forever", "").await.unwrap();
+    let read = detach(&client, "count", "3").await.unwrap();
+    // A reader without credit: it cannot come to the end.
+    let mut raw = world.raw().await;
+    let attach = Attach { guest_id: read, credit_bytes: 0, ..Attach::default() };
+    raw.send(ClientMessage::Request { id: 1, call: Call::Attach(attach) }).await;
+    assert!(matches!(raw.event().await, Event::Attached { .. }));
+    until("the one that is read has ended", async || used().n_detached == 1).await;
+    let second = detach(&client, "count", "3").await.unwrap();
+    until("the second has ended", async || used().n_detached == 1).await;
+    client.stop(first).await.unwrap();
+    until("one goes", async || used().n_detached == 0 && used().n_detached_ended == 2).await;
+    assert!(detached.find(ALICE, second, None).is_err(), "it ended before the first one did");
+    assert!(detached.find(ALICE, read, None).is_ok(), "it is read");
+    let error = client.attach(first, None).await.unwrap().text().await.unwrap_err();
+    assert_eq!(code(&error), &ErrorCode::Stopped);
 }
 
 #[tokio::test]
