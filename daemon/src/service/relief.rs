@@ -48,9 +48,9 @@ impl<T> Unanswered<T> {
     /// Those that have answered by now.
     fn take_answered(&self) -> Vec<Asked> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (answered, left) = mem::take(&mut *all).into_iter().partition(|(_, asked)| asked.is_finished());
+        let (answered, left): (Vec<_>, Vec<_>) =
+            mem::take(&mut *all).into_iter().partition(|(_, asked)| asked.is_finished());
         *all = left;
-        let answered: Vec<(T, Asked)> = answered;
         answered.into_iter().map(|(_, asked)| asked).collect()
     }
 

@@ -80,7 +80,7 @@ async fn what_is_forgotten_of_all_models_goes_forward_with_each_and_stays_betwee
     queues.order.push_back(ActorId(7));
     queues.bring_forward("draft");
     let told = |job: &Job| {
-        let model = job.model.as_ref().map_or("all", |of| &of.model.name).to_owned();
+        let model = job.model.as_ref().map_or("all", |of| of.model.name.as_str()).to_owned();
         (model, job.name.name.clone())
     };
     let order: Vec<_> = queues.by_user[&ActorId(7)].iter().map(told).collect();
