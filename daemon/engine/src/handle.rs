@@ -156,9 +156,9 @@ impl EngineWatch {
         self.0.failed().await
     }
 
-    /// Gives up KV in host memory, so many bytes at most, of what is missed least: it is computed again when a guest asks about it.
-    /// Returns how many bytes went back to the system, with those of pages that are not in use; none where the backends cannot
-    /// give them back, and then nothing is given up.
+    /// Gives host memory of pages that are not in use back to the system, and where that is less than so many bytes, gives up KV in as
+    /// many more at most, of what is missed least: it is computed again when a guest asks about it. Returns how many bytes went back;
+    /// none where the backends cannot give them back, and then nothing is given up.
     ///
     /// # Errors
     /// The engine has failed or stopped.

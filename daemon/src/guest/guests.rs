@@ -350,8 +350,8 @@ impl GuestHost {
         }
     }
 
-    /// Lets go of components that are ready to start and that no guest runs, of so many bytes at most; they are read again from the
-    /// cache. Returns the bytes.
+    /// Lets go of components that are ready to start and that no guest runs, of so many bytes at most, or one that has more; they are
+    /// read again from the cache. Returns the bytes.
     pub(crate) fn let_go_of_programs(&self, n_bytes_max: u64) -> u64 {
         let taken = self.programs().take_unused(usize::try_from(n_bytes_max).unwrap_or(usize::MAX));
         // Code goes back to the system here, while others find what there is.

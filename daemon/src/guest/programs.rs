@@ -74,7 +74,8 @@ impl Programs {
         }
     }
 
-    /// Takes out programs that no guest runs, of so many bytes together at most, those first that were not used for longest.
+    /// Takes out programs that no guest runs, of so many bytes together at most, those first that were not used for longest. Where
+    /// each has more bytes than that, one goes that has fewest.
     pub(crate) fn take_unused(&mut self, n_bytes_max: usize) -> Vec<Program> {
         let mut unused: Vec<(u64, blake3::Hash)> = self
             .entries
@@ -83,6 +84,9 @@ impl Programs {
             .map(|(&hash, entry)| (entry.last_use, hash))
             .collect();
         unused.sort_unstable_by_key(|&(last_use, _)| last_use);
+        let bytes_of = |hash: &blake3::Hash| self.entries[hash].program.memory_bytes();
+        let least = unused.iter().map(|(_, hash)| bytes_of(hash)).min().unwrap_or(0);
+        let n_bytes_max = n_bytes_max.max(least);
         let (mut taken, mut n_bytes) = (Vec::new(), 0);
         for (_, hash) in unused {
             let n_more = self.entries[&hash].program.memory_bytes();

@@ -1,5 +1,6 @@
 //! Loads that wait for room on a device, in the order in which they came: who came later takes no room that an earlier one of
-//! another user needs, so that nobody is passed for ever. The first of a device may have gates closed ([`super::gate`]).
+//! another user needs, so that nobody is passed for ever. The first of a device may have gates closed ([`super::gate`]), or where gates
+//! rest for the loads of all before it, the next one: whoever has the room first by that.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -71,11 +72,18 @@ impl Queue {
         before.map(|other| other.needs.with_just(other.needs.n_pages_least())).collect()
     }
 
-    /// From when on nobody has been before this one. The operator goes before all.
-    fn first_since(&self, number: u64) -> Option<Instant> {
+    /// From when on nobody has been before this one, but for those for whom gates rest. The operator goes before all.
+    fn first_since(&self, number: u64, rests_for: impl Fn(Cause) -> bool) -> Option<Instant> {
         let inner = self.lock();
-        let waiting = inner.waiting.iter().find(|other| other.number == number)?;
-        if waiting.wish == Wish::Operator { Some(waiting.came) } else { waiting.first_since }
+        let idx = inner.waiting.iter().position(|other| other.number == number)?;
+        let waiting = inner.waiting[idx];
+        let cause = |other: &Waiting| Cause { wish: other.wish, device: other.device };
+        let mut before = inner.waiting[..idx].iter().filter(|other| other.device.is_same(waiting.device));
+        match waiting.first_since {
+            _ if waiting.wish == Wish::Operator => Some(waiting.came),
+            None if before.all(|other| rests_for(cause(other))) => Some(waiting.came),
+            first_since => first_since,
+        }
     }
 
     fn leave(&self, number: u64) {
@@ -146,10 +154,16 @@ impl<'a> Ticket<'a> {
     /// It waits until these would go, which is not to be for ever: once it was the first for a turn, they take no new guests, for as
     /// long as that may be.
     pub(super) fn press(&mut self, in_the_way: &[ModelHandle]) {
-        let first_since = self.number.and_then(|(number, _)| self.loader.queue.first_since(number));
         let now = Instant::now();
+        let rests_for = |cause| self.loader.gates.may_close_from(cause, now) > now;
+        let first_since =
+            self.number.and_then(|(number, _)| self.loader.queue.first_since(number, rests_for));
         if first_since.is_none() || self.closing.as_ref().is_some_and(|closing| closing.until() <= now) {
-            self.closing = None;
+            let is_over = self.closing.take().is_some();
+            if is_over {
+                // Those behind it may be the next to press.
+                self.loader.changes.send_modify(|n_changes| *n_changes += 1);
+            }
         }
         let Pace { turn, closed } = Pace::of(&self.loader.config);
         self.due = match (&self.closing, first_since) {

@@ -90,9 +90,14 @@ impl OpenDevice {
         if let Some(room) = self.room_beside((needs, before), evictable, config) {
             return Some(room);
         }
-        // There is room for one and not for the other: those who came before are waited for.
-        let is_room = !before.is_empty() && self.room_beside((needs, &[]), evictable, config).is_some();
-        is_room.then(|| Room::Wait(Awaited { needs, held: Vec::new(), until: None, enough: Vec::new() }))
+        // There is room for one and not for the other: those who came before are waited for. What would have to go for this one is in
+        // their way, too, as far as it goes.
+        let alone = if before.is_empty() { None } else { self.room_beside((needs, &[]), evictable, config) };
+        let enough = match alone? {
+            Room::Evict(_) => Vec::new(),
+            Room::Wait(awaited) => awaited.enough,
+        };
+        Some(Room::Wait(Awaited { needs, held: Vec::new(), until: None, enough }))
     }
 
     fn room_beside(

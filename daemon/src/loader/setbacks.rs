@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::Loader;
 use crate::daemon::DaemonError;
@@ -22,6 +22,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What has worked for so long since it was loaded begins anew.
 const WORKS_FOR: Duration = Duration::from_secs(60);
+
+/// Whoever asks for a model that has failed waits for so long at most until its files were looked at.
+const LOOK_TIME: Duration = Duration::from_secs(1);
 
 /// Files of a folder that are looked at; more has no model.
 const N_FILES_MAX: usize = 1 << 12;
@@ -92,7 +95,8 @@ impl Setbacks {
     fn note_not_loaded(&self, name: &str, error: Arc<DaemonError>, files: Files, now: Instant) -> Duration {
         let mut all = self.lock();
         let known = all.entry(name.to_owned()).or_insert_with(|| Setback::none(files, now));
-        known.n_failures = known.n_failures.saturating_add(1);
+        let n_before = if known.has_worked(now) { 0 } else { known.n_failures };
+        known.n_failures = n_before.saturating_add(1);
         (known.loaded, known.files) = (None, files);
         known.fail(error, now)
     }
@@ -107,9 +111,7 @@ impl Setbacks {
             all.insert(name.to_owned(), first);
             return Duration::ZERO;
         };
-        let has_worked =
-            known.loaded.is_some_and(|loaded| now.saturating_duration_since(loaded) >= WORKS_FOR);
-        let is_first = known.last.is_none() || has_worked;
+        let is_first = known.last.is_none() || known.has_worked(now);
         known.n_failures = if is_first { 0 } else { known.n_failures.saturating_add(1) };
         known.fail(error, now)
     }
@@ -142,6 +144,11 @@ struct Standing {
 impl Setback {
     fn none(files: Files, now: Instant) -> Self {
         Self { n_failures: 0, last: None, until: now, loaded: None, files, look: Arc::default() }
+    }
+
+    /// Whether it was loaded long enough ago for what went wrong before to count for nothing.
+    fn has_worked(&self, now: Instant) -> bool {
+        self.loaded.is_some_and(|loaded| now.saturating_duration_since(loaded) >= WORKS_FOR)
     }
 
     fn fail(&mut self, error: Arc<DaemonError>, now: Instant) -> Duration {
@@ -203,7 +210,8 @@ impl Loader {
                 let _look = look;
                 Files::at(&path)
             });
-            if now.await != files {
+            // Where nothing answers, they are taken for the same as well: the look goes on, and is the only one.
+            if timeout(LOOK_TIME, now).await.is_ok_and(|now| now != files) {
                 self.setbacks.clear(name);
                 return None;
             }
@@ -246,6 +254,19 @@ mod tests {
         assert_eq!(fail_after(WORKS_FOR), 0, "it has worked for long");
         assert_eq!(fail_after(short), 1);
         assert_eq!(setbacks.note_failed("b", error(), now), Duration::ZERO, "the operator has loaded it");
+    }
+
+    #[test]
+    fn what_worked_for_long_before_its_load_fails_begins_anew() {
+        let (setbacks, mut now) = (Setbacks::default(), Instant::now());
+        let mut fail_after = |worked: Duration| {
+            setbacks.note_loaded("a", Files(Some(1)), now);
+            now += worked;
+            setbacks.note_not_loaded("a", error(), Files(Some(1)), now).as_secs()
+        };
+        assert_eq!([(); 4].map(|()| fail_after(WORKS_FOR)), [1; 4], "none of them is known to the next");
+        assert_eq!([(); 3].map(|()| fail_after(WORKS_FOR / 2)), [2, 4, 8]);
+        assert_eq!(fail_after(WORKS_FOR), 1);
     }
 
     #[test]

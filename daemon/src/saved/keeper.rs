@@ -46,8 +46,8 @@ struct Queues {
     by_user: HashMap<ActorId, VecDeque<Job>>,
     /// Users with jobs of whom none is being done, the next first.
     order: VecDeque<ActorId>,
-    /// The model of each that is being done, one of a user.
-    busy: Vec<Arc<OfModel>>,
+    /// What each is about that is being done, one of a user.
+    busy: Vec<Option<Arc<OfModel>>>,
     n_threads: usize,
     is_over: bool,
 }
@@ -70,8 +70,16 @@ impl Job {
         is_same && matches!((&self.asked, &job.asked), (Asked::Save(_), Asked::Save(_)))
     }
 
+    /// The model that it is about; none where that is all: what is forgotten is forgotten of each, whichever engine asks.
+    fn about(&self) -> Option<&Arc<OfModel>> {
+        match self.asked {
+            Asked::Save(_) | Asked::Fetch(..) => self.model.as_ref(),
+            Asked::Forget(_) | Asked::ForgetOfNone(_) => None,
+        }
+    }
+
     fn is_of(&self, model: &str) -> bool {
-        self.model.as_ref().is_some_and(|of| of.model.name == model)
+        self.about().is_none_or(|of| of.model.name == model)
     }
 }
 
@@ -170,19 +178,30 @@ impl Keepers {
 
 impl Queues {
     fn has_jobs_of(&self, of: Option<&str>) -> bool {
-        let is_busy = self.busy.iter().any(|model| of.is_none_or(|of| of == model.model.name));
+        let is_about = |model: &OfModel| of.is_none_or(|of| of == model.model.name);
+        let is_busy = self.busy.iter().any(|model| model.as_deref().is_none_or(is_about));
         is_busy || self.by_user.values().flatten().any(|job| of.is_none_or(|of| job.is_of(of)))
     }
 
-    /// What is to be done for a model goes first, in the order in which it was asked for: that of other models is about others.
+    /// What is to be done for a model goes first, in the order in which it was asked for: that of other models is about others, but
+    /// for what was asked under a name that is forgotten of all models after it.
     fn bring_forward(&mut self, model: &str) {
-        let is_of = |job: &Job| job.is_of(model);
         let mut has_none = HashSet::new();
         for (actor, jobs) in &mut self.by_user {
-            jobs.make_contiguous().sort_by_key(|job| !is_of(job));
-            if !jobs.front().is_some_and(is_of) {
+            let mut forgotten = HashSet::new();
+            let (mut first, mut others) = (VecDeque::new(), VecDeque::new());
+            for job in jobs.drain(..).rev() {
+                if job.about().is_none() {
+                    forgotten.insert(job.name.clone());
+                }
+                let goes_first = job.is_of(model) || forgotten.contains(&job.name);
+                if goes_first { &mut first } else { &mut others }.push_front(job);
+            }
+            if first.is_empty() {
                 has_none.insert(*actor);
             }
+            first.append(&mut others);
+            *jobs = first;
         }
         self.order.make_contiguous().sort_by_key(|actor| has_none.contains(actor));
     }
@@ -300,7 +319,7 @@ impl Shared {
                 continue;
             };
             let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
-            let of = job.as_ref().and_then(|job| job.model.clone());
+            let of = job.as_ref().map(|job| job.about().cloned());
             queues.busy.extend(of.clone());
             drop(queues);
             if let Some(job) = job {
@@ -310,8 +329,10 @@ impl Shared {
                 }
             }
             queues = self.lock();
-            if let Some(idx) = of.and_then(|of| queues.busy.iter().position(|other| Arc::ptr_eq(other, &of)))
-            {
+            let is_it = |other: &Option<Arc<OfModel>>| {
+                of.as_ref().is_some_and(|of| of.as_ref().map(Arc::as_ptr) == other.as_ref().map(Arc::as_ptr))
+            };
+            if let Some(idx) = queues.busy.iter().position(is_it) {
                 queues.busy.swap_remove(idx);
             }
             match queues.by_user.get(&actor).is_some_and(|jobs| !jobs.is_empty()) {
@@ -355,3 +376,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

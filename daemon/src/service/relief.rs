@@ -4,8 +4,14 @@
 //! KV in host memory goes first, then compiled components that no guest runs. What is freed of the heap goes back to the system
 //! within some seconds by the allocator's own thread.
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use trellis_engine::{EngineError, EngineWatch};
 
 use super::HostService;
 use crate::metrics::Exposition;
@@ -13,7 +19,7 @@ use crate::metrics::Exposition;
 /// Bytes that go of one kind at most, each time.
 const RELIEF_BYTES: u64 = 64 << 20;
 
-/// How long an engine may take. One that does not come round lets go of it later.
+/// How long an engine may take. One that does not come round lets go of it later, and is asked for no more before it has.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// How often memory was short, and what went.
@@ -22,6 +28,60 @@ pub(super) struct Reliefs {
     n_events: AtomicU64,
     kv_bytes: AtomicU64,
     program_bytes: AtomicU64,
+    unanswered: Unanswered<EngineWatch>,
+}
+
+/// Who was asked and has not answered in time.
+#[derive(Debug)]
+struct Unanswered<T>(Mutex<Vec<(T, Asked)>>);
+
+/// How many bytes went.
+type Asked = JoinHandle<Result<u64, EngineError>>;
+
+impl<T> Default for Unanswered<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Unanswered<T> {
+    /// Those that have answered by now.
+    fn take_answered(&self) -> Vec<Asked> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (answered, left): (Vec<_>, Vec<_>) =
+            mem::take(&mut *all).into_iter().partition(|(_, asked)| asked.is_finished());
+        *all = left;
+        answered.into_iter().map(|(_, asked)| asked).collect()
+    }
+
+    fn has(&self, is_it: impl Fn(&T) -> bool) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(of, _)| is_it(of))
+    }
+
+    /// Waits for so long; how many bytes went, if that is known by then.
+    async fn wait(&self, of: T, mut asked: Asked, at_most: Duration) -> u64 {
+        match timeout(at_most, &mut asked).await {
+            Ok(told) => n_bytes(told),
+            Err(_) => {
+                self.0.lock().unwrap_or_else(PoisonError::into_inner).push((of, asked));
+                0
+            }
+        }
+    }
+
+    /// What went of those that were not waited for any more.
+    async fn late(&self) -> u64 {
+        let mut n_late = 0;
+        for asked in self.take_answered() {
+            n_late += n_bytes(asked.await);
+        }
+        n_late
+    }
+}
+
+/// None of an engine that has ended.
+fn n_bytes(told: Result<Result<u64, EngineError>, tokio::task::JoinError>) -> u64 {
+    told.ok().and_then(Result::ok).unwrap_or(0)
 }
 
 impl Reliefs {
@@ -38,12 +98,15 @@ impl Reliefs {
 impl HostService {
     /// Lets go of a part of what can be had again: memory is short.
     pub(crate) async fn relieve(&self) {
-        let mut kv_bytes = 0;
+        let unanswered = &self.reliefs.unanswered;
+        let mut kv_bytes = unanswered.late().await;
         for device in self.loader.models().listing().devices() {
-            let asked = device.engine.relieve(RELIEF_BYTES.saturating_sub(kv_bytes));
-            if let Ok(Ok(n_bytes)) = tokio::time::timeout(ANSWER_TIME, asked).await {
-                kv_bytes += n_bytes;
+            if unanswered.has(|engine| engine.is_same(&device.engine)) {
+                continue;
             }
+            let (engine, n_bytes) = (device.engine.clone(), RELIEF_BYTES.saturating_sub(kv_bytes));
+            let asked = tokio::spawn(async move { engine.relieve(n_bytes).await });
+            kv_bytes += unanswered.wait(device.engine.clone(), asked, ANSWER_TIME).await;
         }
         let program_bytes = self.host.let_go_of_programs(RELIEF_BYTES);
         for (counter, n) in [
@@ -58,5 +121,30 @@ impl HostService {
         } else {
             tracing::debug!("memory is short, and there is nothing that could be had again");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_has_not_answered_is_known_until_it_has() {
+        let unanswered = Unanswered::default();
+        let (tell, told) = oneshot::channel();
+        let asked = tokio::spawn(async move { Ok(told.await.expect("it is told")) });
+        assert_eq!(unanswered.wait("slow", asked, Duration::from_millis(1)).await, 0);
+        let fast = tokio::spawn(async { Ok(5) });
+        assert_eq!(unanswered.wait("fast", fast, Duration::from_secs(60)).await, 5);
+        assert_eq!(unanswered.late().await, 0);
+        assert!(unanswered.has(|name| *name == "slow") && !unanswered.has(|name| *name == "fast"));
+        tell.send(7).expect("it listens");
+        while !unanswered.0.lock().expect("no panic").iter().all(|(_, asked)| asked.is_finished()) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(unanswered.late().await, 7);
+        assert!(!unanswered.has(|_| true), "it may be asked again");
     }
 }

@@ -53,8 +53,12 @@ impl PageLayout {
     }
 }
 
-/// Pages of one piece of memory.
+/// Pages of one piece of device memory, and the most of one of host memory.
 pub(super) const N_GRANULE_PAGES: usize = 64;
+
+/// Host memory goes back to the system by pieces of so many bytes, or of one page that is larger: the system has a bound on how many
+/// mappings a process has.
+const HOST_GRANULE_BYTES: usize = 2 << 20;
 
 /// All pages of the device and of host memory.
 pub(super) struct KvPages {
@@ -62,25 +66,31 @@ pub(super) struct KvPages {
     /// Those that have memory.
     n_pages: usize,
     device: Vec<Mapped>, // [n_pages / N_GRANULE_PAGES], each [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
+    /// Pages of each piece of host memory.
+    n_host_granule_pages: usize,
     host: Vec<HostGranule>,
 }
 
 /// Pages of host memory that go back to the system together.
 struct HostGranule {
-    memory: Mapped, // [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
+    memory: Mapped, // [n_host_granule_pages, n_layers, n_kv_heads, head_len]
     /// A bit for each page that was written to since the memory came from the system.
     written: u64,
 }
 
-const _: () = assert!(N_GRANULE_PAGES == u64::BITS as usize, "a granule has a bit for each of its pages");
+const _: () = assert!(N_GRANULE_PAGES <= u64::BITS as usize, "a granule has a bit for each of its pages");
 
 impl KvPages {
     /// `None` when the memory cannot be had.
     pub(super) fn new(layout: PageLayout, n_pages: usize, n_host_pages: usize) -> Option<Self> {
-        let granule =
-            || Some(HostGranule { memory: Mapped::new(N_GRANULE_PAGES * layout.page_len())?, written: 0 });
-        let host = (0..n_host_pages.div_ceil(N_GRANULE_PAGES)).map(|_| granule()).collect::<Option<_>>()?;
-        let mut pages = Self { layout, n_pages: 0, device: Vec::new(), host };
+        let page_bytes = layout.page_len() * size_of::<f32>();
+        let n_host_granule_pages = HOST_GRANULE_BYTES.div_ceil(page_bytes).min(N_GRANULE_PAGES);
+        let granule = || {
+            Some(HostGranule { memory: Mapped::new(n_host_granule_pages * layout.page_len())?, written: 0 })
+        };
+        let n_granules = n_host_pages.div_ceil(n_host_granule_pages);
+        let host = (0..n_granules).map(|_| granule()).collect::<Option<_>>()?;
+        let mut pages = Self { layout, n_pages: 0, device: Vec::new(), n_host_granule_pages, host };
         pages.resize(n_pages).then_some(pages)
     }
 
@@ -182,14 +192,16 @@ impl KvPages {
 
     pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {
         let (from, to) = (self.in_granule(src), self.in_host_granule(dst));
-        let granule = &mut self.host[host_granule_of(dst)];
+        let (idx, bit) = self.host_bit(dst);
+        let granule = &mut self.host[idx];
         granule.memory[to].copy_from_slice(&self.device[granule_of(src)][from]);
-        granule.written |= bit_of(dst);
+        granule.written |= bit;
     }
 
     pub(super) fn swap_in(&mut self, src: HostPageId, dst: PageId) {
         let (from, to) = (self.in_host_granule(src), self.in_granule(dst));
-        self.device[granule_of(dst)][to].copy_from_slice(&self.host[host_granule_of(src)].memory[from]);
+        let (idx, _) = self.host_bit(src);
+        self.device[granule_of(dst)][to].copy_from_slice(&self.host[idx].memory[from]);
     }
 
     /// Gives the memory of granules back to the system that have been written to, and of whose pages those are free. Returns the bytes
@@ -197,7 +209,8 @@ impl KvPages {
     pub(super) fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
         let mut free_in = vec![0; self.host.len()];
         for &page in free {
-            free_in[host_granule_of(page)] |= bit_of(page);
+            let (idx, bit) = self.host_bit(page);
+            free_in[idx] |= bit;
         }
         let page_bytes = (self.layout.page_len() * size_of::<f32>()) as u64;
         let mut n_bytes = 0;
@@ -224,7 +237,7 @@ impl KvPages {
     pub(super) fn bytes(&self, page: KvPlace) -> &[u8] {
         let elements = match page {
             KvPlace::Device(page) => &self.device[granule_of(page)][self.in_granule(page)],
-            KvPlace::Host(page) => &self.host[host_granule_of(page)].memory[self.in_host_granule(page)],
+            KvPlace::Host(page) => &self.host[self.host_bit(page).0].memory[self.in_host_granule(page)],
         };
         elements.as_bytes()
     }
@@ -232,24 +245,30 @@ impl KvPages {
     /// Fills a page of host memory.
     pub(super) fn fill(&mut self, page: HostPageId, bytes: &[u8]) {
         let at = self.in_host_granule(page);
-        let granule = &mut self.host[host_granule_of(page)];
+        let (idx, bit) = self.host_bit(page);
+        let granule = &mut self.host[idx];
         granule.memory[at].as_mut_bytes().copy_from_slice(bytes);
-        granule.written |= bit_of(page);
+        granule.written |= bit;
     }
 
     /// Where a page lies in its granule.
     fn in_granule(&self, page: PageId) -> Range<usize> {
-        self.at(page.0)
+        self.at(page.0 as usize % N_GRANULE_PAGES)
     }
 
     fn in_host_granule(&self, page: HostPageId) -> Range<usize> {
-        self.at(page.0)
+        self.at(page.0 as usize % self.n_host_granule_pages)
     }
 
-    fn at(&self, page_idx: u32) -> Range<usize> {
+    fn at(&self, idx: usize) -> Range<usize> {
         let len = self.layout.page_len();
-        let start = page_idx as usize % N_GRANULE_PAGES * len;
-        start..start + len
+        idx * len..(idx + 1) * len
+    }
+
+    /// The granule of a page of host memory, and its bit in there.
+    fn host_bit(&self, page: HostPageId) -> (usize, u64) {
+        let (page_idx, n) = (page.0 as usize, self.n_host_granule_pages);
+        (page_idx / n, 1 << (page_idx % n))
     }
 
     /// Where a head begins in the granule of its page.
@@ -276,15 +295,6 @@ fn copy_slot(layout: PageLayout, (source, slot): (&[f32], usize), (head, to_slot
 
 fn granule_of(page: PageId) -> usize {
     page.0 as usize / N_GRANULE_PAGES
-}
-
-fn host_granule_of(page: HostPageId) -> usize {
-    page.0 as usize / N_GRANULE_PAGES
-}
-
-/// The bit of a page in its granule.
-fn bit_of(page: HostPageId) -> u64 {
-    1 << (page.0 as usize % N_GRANULE_PAGES)
 }
 
 /// Zeroes that cost no memory before they are touched, and go back to the system when they are dropped: what the process's
@@ -340,5 +350,21 @@ mod tests {
         pages.swap_out(PageId(3), host(N_GRANULE_PAGES));
         assert_eq!(pages.bytes(KvPlace::Host(host(N_GRANULE_PAGES))), bytes(7));
         assert_eq!(pages.release_host_pages(&all), 2 * page_bytes);
+    }
+
+    #[test]
+    fn memory_of_large_host_pages_goes_back_page_by_page() {
+        let layout = PageLayout { n_layers: 64, n_kv_heads: 8, head_dim: 64 };
+        let page_bytes = layout.page_len() * size_of::<f32>();
+        assert!(page_bytes >= HOST_GRANULE_BYTES);
+        let mut pages = KvPages::new(layout, 0, 3).expect("there is memory");
+        for idx in 0..3 {
+            pages.fill(HostPageId(idx), &vec![idx as u8 + 1; page_bytes]);
+        }
+        assert_eq!(pages.release_host_pages(&[HostPageId(1)]), page_bytes as u64);
+        for (idx, value) in [1, 0, 3].into_iter().enumerate() {
+            let bytes = pages.bytes(KvPlace::Host(HostPageId(idx as u32)));
+            assert!(bytes.iter().all(|&byte| byte == value), "of page {idx}");
+        }
     }
 }

@@ -442,6 +442,19 @@ async fn programs_are_kept_while_their_code_fits() {
     assert!(none.get(&a.hash()).is_none());
 }
 
+#[tokio::test]
+async fn a_program_with_more_bytes_than_are_to_go_goes_alone() {
+    let house = House::new(small());
+    for name in ["a", "b"] {
+        house.program(&plain(&format!(r#"{RETURN} (func (export "{name}"))"#))).expect("a program");
+    }
+    let (n_ready, n_bytes) = house.host.programs_ready();
+    assert_eq!(n_ready, 2);
+    let n_gone = house.host.let_go_of_programs(1);
+    assert!(0 < n_gone && n_gone < n_bytes, "{n_gone} of {n_bytes}");
+    assert_eq!(house.host.programs_ready(), (1, n_bytes - n_gone));
+}
+
 /// What the issue asks of a launch and of a host call; run with `--ignored --nocapture` on a release build.
 #[tokio::test]
 #[ignore = "measures time"]

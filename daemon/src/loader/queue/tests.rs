@@ -194,3 +194,30 @@ async fn a_guest_that_holds_a_model_for_long_stops_the_starts_of_others_for_a_wh
     assert!(refused.again == Again::Later && refused.reason.contains("guests use a"), "{refused:?}");
     assert!(!is_closed(), "nobody waits");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_gates_rest_for_the_first_they_close_for_the_next_and_the_first_has_the_room_all_the_same() {
+    const CLOSED: Duration = Duration::from_secs(100);
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |config| config.model_wait_ms = 20_000).await;
+    let a = opened(open(&loader, 1, "a")).await;
+    // Gates were closed for a load of the second user on another device.
+    let cause = Cause { wish: Wish::User(ActorId(2)), device: Device::Ordinal(1) };
+    drop(loader.gates.close(cause, Vec::new(), Instant::now() - CLOSED, CLOSED));
+    let b = open(&loader, 2, "b");
+    n_waiting(&loader, 1).await;
+    let c = open(&loader, 3, "c");
+    n_waiting(&loader, 2).await;
+    let closed = async {
+        while loader.gates.n_closed(Instant::now()) == 0 {
+            assert!(!b.is_finished() && !c.is_finished(), "nobody pressed");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, closed).await.expect("the next one presses");
+    drop(a);
+    let b = opened(b).await;
+    assert!(!c.is_finished(), "its room is taken");
+    drop(b);
+    drop(opened(c).await);
+}

@@ -91,23 +91,32 @@ impl Core {
         }
     }
 
-    /// Gives up KV in host memory, so many bytes at most, and says how many went back to the system.
+    /// Gives memory of host pages back to the system: of all models what is free anyway, and where that is not so many bytes, of as many
+    /// more at most in which KV is, which is given up. Says how many bytes went back.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
-        let mut n_freed_bytes = 0;
+        let mut n_freed_bytes = self.release_host_pages();
+        let mut n_left_bytes = n_bytes.saturating_sub(n_freed_bytes);
         for place in self.places() {
             let Self { residents, commons, .. } = self;
-            let Some(resident) = residents[place].as_mut().filter(|resident| resident.health.works()) else {
+            let Some(resident) = residents[place].as_mut().filter(|resident| releases_host_pages(resident))
+            else {
                 continue;
             };
-            if !resident.backend.can_release_host_pages() {
-                continue;
-            }
-            let n_pages = n_bytes.saturating_sub(n_freed_bytes) / resident.page_bytes();
-            resident.lend(commons).give_up_host_pages(n_pages as usize);
-            let free = resident.scheduler.free_host_pages();
-            n_freed_bytes += resident.backend.release_host_pages(free);
+            let page_bytes = resident.page_bytes();
+            let n_pages = usize::try_from(n_left_bytes / page_bytes).unwrap_or(usize::MAX);
+            let n_given_up = resident.lend(commons).give_up_host_pages(n_pages);
+            n_left_bytes = n_left_bytes.saturating_sub(n_given_up as u64 * page_bytes);
         }
+        n_freed_bytes += self.release_host_pages();
         self.outbox.to(DESK, tag).send(Done::Relieved(n_freed_bytes));
+    }
+
+    /// Gives memory of free host pages of all models back to the system, and returns how many bytes went.
+    fn release_host_pages(&mut self) -> u64 {
+        let residents = self.residents.iter_mut().flatten().filter(|resident| releases_host_pages(resident));
+        let released = residents
+            .map(|resident| resident.backend.release_host_pages(resident.scheduler.free_host_pages()));
+        released.sum()
     }
 
     /// A step of the model at this place is under way.
@@ -435,6 +444,11 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether memory of a model's host pages may go back to the system.
+fn releases_host_pages(resident: &Resident) -> bool {
+    resident.health.works() && resident.backend.can_release_host_pages()
 }
 
 /// What a model is to get at once for its first in line.

@@ -2,6 +2,7 @@
 
 mod costs;
 mod house;
+mod relief;
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! Models of one device, over backends that show every mistake with pages, and their guests.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ pub(super) struct Ledger {
     pub(super) gains: Vec<(u64, usize)>,
     /// Whether there is memory for more.
     pub(super) is_full: bool,
+    /// Whether memory of host pages does not go back to the system.
+    pub(super) keeps_host_memory: bool,
 }
 
 impl Ledger {
@@ -48,6 +50,8 @@ struct Device {
     n_pages: usize,
     hash: HashBackend,
     under_way: VecDeque<Vec<Output>>,
+    /// Host pages that have memory.
+    written: BTreeSet<u32>,
     ledger: Arc<Mutex<Ledger>>,
 }
 
@@ -145,12 +149,25 @@ impl Backend for Device {
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
         self.make(moves.iter().map(|&(from, to)| Move::Out(from, to)));
+        self.written.extend(moves.iter().map(|(_, to)| to.0));
         Ok(())
     }
 
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
         self.make(moves.iter().map(|&(from, to)| Move::In(from, to)));
         Ok(())
+    }
+
+    fn can_release_host_pages(&self) -> bool {
+        true
+    }
+
+    fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
+        if self.ledger.lock().expect("nobody panicked").keeps_host_memory {
+            return 0;
+        }
+        let n_released = free.iter().filter(|page| self.written.remove(&page.0)).count();
+        (n_released * self.limits.page_bytes) as u64
     }
 }
 
@@ -201,6 +218,7 @@ pub(super) struct House {
     /// What the desk was told.
     pub(super) shared: Vec<Result<(), EngineError>>,
     stats: Option<EngineStats>,
+    relieved: Option<u64>,
     /// What turns took.
     pub(super) busy: Duration,
     now: Instant,
@@ -223,6 +241,7 @@ impl House {
             n_tokens: 0,
             shared: Vec::new(),
             stats: None,
+            relieved: None,
             busy: Duration::ZERO,
             now: Instant::now(),
             n_pauses: 0,
@@ -257,7 +276,8 @@ impl House {
         ledger.kv_bytes.push((n_pages * page_bytes) as u64);
         ledger.budget = ledger.total();
         drop(ledger);
-        let device = Device { place, limits, n_pages, hash, under_way, ledger: self.ledger.clone() };
+        let (written, ledger) = (BTreeSet::new(), self.ledger.clone());
+        let device = Device { place, limits, n_pages, hash, under_way, written, ledger };
         let bounds = KvBounds { n_pages_min: n_longest, n_pages_max: 1 << 10 };
         let settings = SchedulerSettings { place, ..SchedulerSettings::alone(256) };
         let id = ModelId { place: place as u16, generation: 0 };
@@ -287,6 +307,13 @@ impl House {
     pub(super) fn share(&mut self, kv_bytes: u64) {
         self.ledger().budget = kv_bytes;
         self.inputs.push(EngineInput::SetKvBytes { kv_bytes, tag: Tag::new(0, 0) });
+    }
+
+    /// Memory is short; says how many bytes went back to the system.
+    pub(super) fn relieve(&mut self, n_bytes: u64) -> u64 {
+        self.inputs.push(EngineInput::Relieve { n_bytes, tag: Tag::new(2, 0) });
+        self.turn();
+        self.relieved.take().expect("answered at once")
     }
 
     pub(super) fn n_pages(&mut self, place: usize) -> usize {
@@ -417,6 +444,7 @@ impl House {
     fn take(&mut self, Completion { caller, tag, done }: Completion) {
         match done {
             Done::Shared(shared) => return self.shared.push(shared),
+            Done::Relieved(n_bytes) => return self.relieved = Some(n_bytes),
             Done::Stats(stats) => return self.stats = Some(*stats.expect("it is there")),
             _ => {}
         }

@@ -1,0 +1,40 @@
+use super::house::{House, Kind, PLAIN};
+use super::pages;
+
+const PAGE_BYTES: u64 = PLAIN.page_bytes as u64;
+
+fn n_given_up(house: &mut House) -> [u64; 2] {
+    [0, 1].map(|place| house.stats(place).n_pages_given_up)
+}
+
+#[test]
+fn what_is_given_up_of_all_models_is_bounded_and_what_is_free_anyway_goes_before_it() {
+    // Neither has more than its longest context needs.
+    let kind = Kind { n_pages: PLAIN.n_longest, ..PLAIN };
+    let mut house = House::new(&[kind, kind], 1);
+    for actor in 0..8 {
+        for place in [0, 1] {
+            let talk = house.create(place, actor);
+            house.ask(talk, pages(9));
+        }
+        house.settle();
+    }
+    assert!([0, 1].iter().all(|&place| house.stats(place).n_swaps_out >= 20), "both have KV in host memory");
+    // Whatever goes back to the system, or nothing: contexts lose no more than was asked for.
+    house.ledger().keeps_host_memory = true;
+    assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
+    assert_eq!(n_given_up(&mut house), [12, 0]);
+    house.ledger().keeps_host_memory = false;
+    let n_freed_bytes = house.relieve(12 * PAGE_BYTES);
+    assert!(n_freed_bytes >= 12 * PAGE_BYTES, "{n_freed_bytes}");
+    assert_eq!(n_given_up(&mut house), [12, 0], "so much was free anyway");
+    assert_eq!(house.relieve(3 * PAGE_BYTES), 3 * PAGE_BYTES, "nothing is free and has memory");
+    assert_eq!(n_given_up(&mut house), [15, 0]);
+    // What one has not, the other gives up.
+    house.relieve(u64::MAX);
+    assert!(n_given_up(&mut house).iter().all(|&n| n >= 15));
+    for talk in 0..house.talks.len() {
+        house.ask(talk, 1);
+        house.settle();
+    }
+}
