@@ -257,12 +257,13 @@ fn a_daemon_that_is_told_to_end_before_it_was_replaced_ends() {
         started(&mut guest).await;
         signal(&served, Signal::USR2);
         until_said(&served, "another program takes the place of this one", 1);
-        let status = daemons::output(&mut served.trellis(&["--json", "status"]));
+        let status = daemons::output(&mut served.trellis(&["status", "--json"]));
         assert_eq!(status.status.code(), Some(3), "{status:?}");
         let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
         assert_eq!(status["state"], "starting", "a probe waits: {status}");
         assert_eq!(status["progress"], "another program takes its place");
-        let doctor = daemons::output(&mut served.trellis(&["doctor"]));
+        let mut doctor = daemons::trellis(exe());
+        let doctor = daemons::output(doctor.arg("doctor").env("TRELLIS_SOCKET", served.socket()));
         assert!(text(&doctor.stdout).contains("another program takes its place"), "{doctor:?}");
         signal(&served, Signal::TERM);
         until_said(&served, "no program takes its place", 1);
