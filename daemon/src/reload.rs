@@ -5,7 +5,8 @@
 //!   changed.
 //! - Who may do what, classes, what connections may ask for, and what is logged are changed at once: what was begun goes on, and what is
 //!   asked next is held to the new. All else waits: it says how memory and devices were laid out when the daemon started.
-//! - What a start would refuse is refused in the words of the start ([`start_check`]), also where it is of what waits.
+//! - What a start would refuse is refused in the words of the start ([`start_check`]), also where it is of what waits. Where nothing of
+//!   that has changed, folders, models and the policy are not looked at: a permission is revoked while a model's folder is away.
 //! - Must not happen: some of a file that is applied, where another part of it is wrong; a change that is not told.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -145,9 +146,12 @@ impl Reload {
     fn take(&self, origin: &dyn Origin) -> Result<ReloadInfo, ReloadError> {
         let wanted = origin.read()?;
         let running = self.running();
-        let Startable { classes, permissions, .. } = start_check::check(&wanted, Starter::Own)?;
         let next = running.with_live_of(&wanted);
         let info = ReloadInfo { changed: differences(&running, &next), waiting: differences(&next, &wanted) };
+        let Startable { classes, permissions, .. } = match info.waiting.iter().any(is_looked_up) {
+            true => start_check::check(&wanted, Starter::Own)?,
+            false => Startable::at_once(&wanted)?,
+        };
         // From here on nothing fails.
         self.permissions.set(permissions);
         if next.classes != running.classes {
@@ -162,6 +166,26 @@ impl Reload {
         self.running.set(next);
         Ok(info)
     }
+}
+
+/// Settings that wait for a restart and that no folder, model or policy depends on.
+const OF_THEMSELVES: [&str; 10] = [
+    "budgets",
+    "log_bytes",
+    "log_format",
+    "metrics_listen",
+    "model_resident_ms",
+    "model_wait_ms",
+    "on_device_failure",
+    "saved_disk_bytes",
+    "saved_disk_bytes_per_user",
+    "socket",
+];
+
+/// Whether a start with a changed setting would find other folders or models, or another policy, or have other room for them.
+fn is_looked_up(change: &SettingChange) -> bool {
+    let name = change.name.split_once('.').map_or(change.name.as_str(), |(table, _)| table);
+    !OF_THEMSELVES.contains(&name)
 }
 
 /// The settings of two configurations that are not the same, by the order in which a file has them.
@@ -237,6 +261,44 @@ mod tests {
         assert!(differences(&next, &again).is_empty());
         assert_eq!(names(&differences(&again, &wanted)), ["kv_bytes", "limits.cpu_ms"]);
         assert!(differences(&again, &config("kv_bytes = 1").with_live_of(&wanted)).is_empty());
+    }
+
+    /// An origin that has one text after another.
+    struct Texts(Mutex<Vec<String>>);
+
+    impl Origin for Texts {
+        fn read(&self) -> Result<Config, ConfigError> {
+            Ok(config(&self.0.lock().expect("nothing panicked").remove(0)))
+        }
+    }
+
+    #[tokio::test]
+    async fn who_may_do_what_is_changed_while_a_model_is_away_and_models_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let away = format!(
+            "models = ['/no/such/model']\ndevice = 'cpu'\ncache_dir = '{}'\n",
+            folder.path().join("cache").display()
+        );
+        let permissions = Arc::new(Live::new(Permissions::of(&config("").permissions).expect("no names")));
+        let accounts = Accounts::new(&config("").budgets, 1 << 30);
+        let reload = Reload::new(config(&away), permissions.clone(), accounts, CancellationToken::new());
+        let texts = [
+            "log_bytes = 40_000\n[permissions]\nload = [0]\n",
+            "[permissions]\nload = ['no such user']\n",
+            "kv_bytes = 1_000_000_000\n",
+        ];
+        reload.set_origin(Arc::new(Texts(Mutex::new(
+            texts.iter().map(|text| format!("{away}{text}")).collect(),
+        ))));
+        let before = permissions.get();
+        let info = reload.reload().await.expect("no model has changed");
+        assert_eq!(names(&info.changed), ["permissions.load"]);
+        assert_eq!(names(&info.waiting), ["log_bytes"]);
+        assert!(!Arc::ptr_eq(&before, &permissions.get()));
+        let nobody = reload.reload().await.expect_err("there is no such user");
+        assert!(matches!(nobody, ReloadError::Daemon(DaemonError::Permission(_))), "{nobody}");
+        let away = reload.reload().await.expect_err("a start with other room opens the model");
+        assert!(away.to_string().contains("/no/such/model"), "{away}");
     }
 
     /// An origin that panics.

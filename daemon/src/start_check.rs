@@ -37,6 +37,18 @@ pub(crate) struct Startable {
     pub(crate) models: Vec<Model>,
 }
 
+impl Startable {
+    /// What a reload would have hold at once, which needs none of the models.
+    ///
+    /// # Errors
+    /// A daemon would not start with it.
+    pub(crate) fn at_once(config: &Config) -> Result<Self, DaemonError> {
+        let classes = Classes::of(&config.classes)?;
+        let permissions = Permissions::of(&config.permissions)?;
+        Ok(Self { classes, permissions, models: Vec::new() })
+    }
+}
+
 /// Asks what a start would.
 ///
 /// # Errors
@@ -44,8 +56,7 @@ pub(crate) struct Startable {
 pub(crate) fn check(config: &Config, starter: Starter) -> Result<Startable, DaemonError> {
     let cache = check_cache(config, starter)?;
     check_guests_dir(config)?;
-    let classes = Classes::of(&config.classes)?;
-    let permissions = Permissions::of(&config.permissions)?;
+    let at_once = Startable::at_once(config)?;
     let policy = open_policy(config, cache.as_deref())?;
     let models = check_models(config)?;
     if let Some(policy) = policy {
@@ -53,7 +64,7 @@ pub(crate) fn check(config: &Config, starter: Starter) -> Result<Startable, Daem
             policy.front(model, model.config.n_positions)?;
         }
     }
-    Ok(Startable { classes, permissions, models })
+    Ok(Startable { models, ..at_once })
 }
 
 /// Whether the guests that go by name can be listed.

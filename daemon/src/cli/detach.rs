@@ -6,7 +6,6 @@ use super::connect::{Found, HomeArgs};
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
-use super::resolve;
 use super::run::{label, program, unknown_guest};
 use super::screen::Screen;
 
@@ -21,7 +20,7 @@ pub(crate) async fn detach(
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let named = resolve::resolve(word, &resolve::example_folders())?;
+    let named = interrupts.stop(super::run::meant(word, home)).await?;
     let home = match interrupts.stop(home.find(format)).await? {
         Found::There(home) => home,
         Found::Here(why) => return Err(CliError::NothingToDetachFrom { why }),

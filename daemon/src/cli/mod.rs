@@ -172,6 +172,9 @@ pub fn is_child() -> bool {
 pub fn main() -> ExitCode {
     let Cli { json, command } = Cli::parse();
     let format = if json { Format::Json } else { Format::Text };
+    if is_child() {
+        crate::spawner::name_this();
+    }
     if let Command::CompileWorker = command {
         return crate::guest::compile_worker_main();
     }
@@ -182,6 +185,11 @@ pub fn main() -> ExitCode {
     if let Command::GuestWorker { probe } = command {
         let serve: fn(_, _) = if probe { crate::isolation::probe::serve } else { crate::isolation::live };
         return crate::isolation::guest_worker_main(serve);
+    }
+    // A daemon's main thread alone takes them, from when it watches for them: what comes while another program takes its place would
+    // be taken by any other thread and be lost.
+    if let Command::Serve(_) = command {
+        crate::upgrade::hold_signals();
     }
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {

@@ -143,14 +143,22 @@ pub(crate) async fn start(
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
+    let mut successor = Successor::default();
+    let named = loop {
+        match interrupts.stop(meant(word, home)).await {
+            // The next one may have registered it.
+            Err(CliError::Client(error)) => {
+                interrupts.stop(successor.wait_for(home, not_begun(error)?, format)).await?;
+            }
+            named => break named?,
+        }
+    };
     let (found, program) = interrupts
         .stop(async {
-            let named = meant(word, home).await?;
             let program = program(&named, format).await?;
             Ok((self::home(home, &named, format).await, program))
         })
         .await?;
-    let mut successor = Successor::default();
     let mut found = match found {
         Err(CliError::Client(error)) => {
             interrupts.stop(successor.wait_for(home, not_begun(error)?, format)).await?
@@ -169,14 +177,21 @@ pub(crate) async fn start(
 }
 
 /// What a word means where a guest is to run: what the operator of the daemon has put there comes before the examples.
-async fn meant(word: &str, args: &HomeArgs) -> Result<Named, CliError> {
+///
+/// # Errors
+/// It means nothing, or a daemon runs and does not say what it has.
+pub(super) async fn meant(word: &str, args: &HomeArgs) -> Result<Named, CliError> {
     let named = resolve::resolve(word, &resolve::example_folders())?;
     if !resolve::yields_to_registered(word, &named) || args.stays_inside() {
         return Ok(named);
     }
-    // Where no daemon can be asked, that is said once it is wanted.
-    let Ok(client) = args.socket.connect().await else { return Ok(named) };
-    let registered = client.info().await.map(|info| info.programs).unwrap_or_default();
+    let client = match args.socket.connect().await {
+        Ok(client) => client,
+        // That is said once one is wanted.
+        Err(CliError::Client(Error::NotRunning { .. })) => return Ok(named),
+        Err(error) => return Err(error),
+    };
+    let registered = client.info().await?.programs;
     Ok(if registered.iter().any(|name| name == word) { Named::Registered(word.to_owned()) } else { named })
 }
 
@@ -448,5 +463,21 @@ mod tests {
         std::fs::write(file.path(), b"\0asm\x0d\0\x01\0").expect("written");
         let error = start(file.path().to_str().expect("UTF-8")).await.expect_err("no model");
         assert!(matches!(&error, CliError::Daemon(_)), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_does_not_answer_is_not_one_that_has_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("trellis.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a free place");
+        let mut home = HomeArgs::default();
+        home.socket.socket = Some(socket);
+        let goes = std::thread::spawn(move || drop(listener.accept()));
+        // A file beside the tests, whose name a daemon could have as well.
+        let error = meant("Cargo.toml", &home).await.expect_err("it may have it");
+        assert!(matches!(error, CliError::Client(Error::ConnectionLost(_))), "{error}");
+        goes.join().expect("no panic");
+        let named = meant("Cargo.toml", &home).await.expect("no daemon runs");
+        assert!(matches!(named, Named::Component(_)), "{named:?}");
     }
 }

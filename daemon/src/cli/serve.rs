@@ -201,13 +201,15 @@ struct Ready {
 pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliError> {
     let started = Instant::now();
     if args.check {
+        // Nothing takes its place, and an interrupt ends it.
+        crate::upgrade::let_signals_through();
         return check(args, format);
     }
     let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
     let mut upgrades = UpgradeSignals::watch()?;
     crate::upgrade::let_signals_through();
     // Before the file of this program is renamed for a newer one.
-    let command = command_line()?;
+    let command = CommandLine::own().map_err(CliError::io("find this program"))?;
     let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
     let manager = match lent.inherited {
         Some(_) => Manager::of_successor(),
@@ -303,6 +305,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     };
     // The devices are given back, and processes of guests end.
     drop((model, daemon));
+    // What comes from here on is for the next program; what came before is heard of now.
+    crate::upgrade::hold_signals();
+    tokio::time::sleep(HEARD_TIME).await;
     if interrupts.has_come() {
         words.say("stopped");
         return Ok(());
@@ -314,6 +319,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     tracing::error!(%error, program, "the program that was to take the place of this one cannot be started");
     Err(CliError::io(format!("start {program} in the place of this program"))(error))
 }
+
+/// How long a signal that was taken may be on its way to who watches for it.
+const HEARD_TIME: Duration = Duration::from_millis(50);
 
 /// Says whether a daemon would start with this command line.
 fn check(args: ServeArgs, format: Format) -> Result<(), CliError> {
@@ -337,15 +345,6 @@ struct Checked {
     models: Vec<String>,
     /// Those of the catalog.
     on_demand: Vec<String>,
-}
-
-/// How this process was started.
-fn command_line() -> Result<CommandLine, CliError> {
-    let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
-    // It may have been replaced already, of which the system says this.
-    let there = program.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(PathBuf::from);
-    let program = there.filter(|_| !program.exists()).unwrap_or(program);
-    Ok(CommandLine { program, arguments: std::env::args_os().skip(1).collect() })
 }
 
 /// How the daemon says what it is at, beside its log.

@@ -20,8 +20,8 @@ Examples:
   until trellis status > /dev/null; do sleep 1; done     wait until a daemon serves
 
 A daemon is ready, draining (it takes on nothing more, and what runs comes to its end), failed (its device has, and nothing is
-computed), starting (it loads its models, and does not answer yet), silent (it takes connections and does not answer: it has much
-to do, or stands still) or not running. The last failure is shown to root and the
+computed), starting (it loads its models, or another program is about to take its place, and does not answer yet), silent (it takes
+connections and does not answer: it has much to do, or stands still) or not running. The last failure is shown to root and the
 user who runs the daemon. `trellis info` has the counters, `trellis top` what changes.
 
 Exit status: 0 a daemon serves, also one that drains; 3 none does, or not yet.";

@@ -100,7 +100,7 @@ impl GuestHost {
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
         let exe = match config.compile_exe {
             Some(exe) => exe,
-            None => std::env::current_exe()
+            None => crate::spawner::own_program()
                 .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })?,
         };
         let trials = Arc::new(Trials::new(exe.clone(), limits.clone()));

@@ -98,7 +98,7 @@ impl Lock {
             Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&file) }),
             Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
         }
-        write(&file, "").map_err(LockError::Io)?;
+        write(&file, REPLACED).map_err(LockError::Io)?;
         Ok(Self { file })
     }
 
@@ -132,6 +132,9 @@ const N_BYTES_MAX: u64 = 256;
 /// What a daemon says of itself once it is ready: no line about a load.
 const READY: &str = "ready";
 
+/// What it says of itself from when another program is to take its place, and that one until it loads models.
+const REPLACED: &str = "another program takes its place";
+
 /// How far the start of a daemon is, said in its lock's file.
 #[derive(Debug)]
 pub struct StartNote(File);
@@ -145,6 +148,14 @@ impl StartNote {
         let line: String =
             progress.chars().filter(|c| !c.is_control()).take(N_BYTES_MAX as usize / 8).collect();
         write(&self.0, &line)
+    }
+
+    /// Says that whoever waits there waits for the next program.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub(crate) fn say_replaced(&self) -> io::Result<()> {
+        self.say(REPLACED)
     }
 
     /// Says that the start is over: whoever gets no answer from then on waits for no load.

@@ -40,6 +40,8 @@ pub async fn run<S: Service>(
     hand_over: Arc<HandOver>,
 ) {
     let tasks = TaskTracker::new();
+    // Before the thread that accepts has begun, it may be asked for.
+    hand_over.note(&listener);
     // Whoever gives up this future has nobody accepted any more.
     let until = shutdown.child_token();
     let _until = until.clone().drop_guard();
@@ -124,6 +126,8 @@ impl<S: Service> Door<S> {
                     break;
                 }
                 () = self.hand_over.begins() => {
+                    // For who gets no answer. That it is not said keeps nobody from being replaced.
+                    let _ = listener.start_note().and_then(|note| note.say_replaced());
                     until.cancelled().await;
                     break;
                 }

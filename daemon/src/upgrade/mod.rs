@@ -9,11 +9,11 @@
 //! - Must not happen: a daemon that ends for a program that cannot start; a moment in which nobody has the socket or its lock; a
 //!   descriptor or a child of the old program that the new one does not know of; a signal that is lost in between.
 
+mod command;
 mod handover;
 mod replace;
 mod successor;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -21,22 +21,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use tokio_util::sync::CancellationToken;
 use trellis_wire::UpgradeInfo;
 
+pub(crate) use self::command::CommandLine;
 pub(crate) use self::handover::{Inherited, InheritedMetrics, NAME};
-pub(crate) use self::replace::{let_signals_through, replace};
+pub(crate) use self::replace::{hold_signals, let_signals_through, replace};
 pub(crate) use self::successor::Successor;
 pub(crate) use self::successor::UpgradeError;
 use crate::ipc::{HandOver, Listener};
 use crate::service::HostService;
 use crate::session::Sessions;
-
-/// How a daemon was started.
-#[derive(Clone, Debug)]
-pub(crate) struct CommandLine {
-    /// The absolute path of its program.
-    pub(crate) program: PathBuf,
-    /// What follows that.
-    pub(crate) arguments: Vec<OsString>,
-}
 
 /// What puts another program in the place of this one.
 pub(crate) struct Upgrade {
@@ -94,6 +86,10 @@ impl Upgrade {
             successor = Successor::find(program, command) => successor?,
             () = self.shutdown.cancelled() => return Err(UpgradeError::Ending),
         };
+        // Meanwhile the daemon may have begun to serve there.
+        if self.hand_over.is_lent() {
+            return Err(UpgradeError::Lent);
+        }
         if sessions.is_draining() || self.shutdown.is_cancelled() {
             return Err(UpgradeError::Ending);
         }

@@ -26,7 +26,7 @@ const CHILDREN_PAUSE: Duration = Duration::from_millis(5);
 const LISTEN: &str = "LISTEN_";
 
 /// Puts a program in the place of this one, with the same arguments and environment. Only the standard streams and what is left to it
-/// stay open. Returns where it cannot be put there.
+/// stay open. Signals are held until then ([`hold_signals`]). Returns where it cannot be put there.
 pub(crate) fn replace(
     successor: &Successor,
     listener: &Listener,
@@ -53,8 +53,6 @@ fn put(
     // A process has its children from program to program: the next one would never ask how they ended.
     wait_for_children();
     close_others(left.as_raw_fd());
-    // What comes from here on waits until the next program takes it.
-    signals().thread_block()?;
     Ok(nix::unistd::execve(&program, &arguments, &environment)?)
 }
 
@@ -63,8 +61,16 @@ fn signals() -> SigSet {
     [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR2].into_iter().collect()
 }
 
-/// Takes the signals that came while one program took the place of another. For the main thread, once they are watched for: an
-/// untimely one would end the process.
+/// Has signals wait that the calling thread would take, and the threads that it starts from then on. Where all threads do, they wait
+/// for the next program.
+pub(crate) fn hold_signals() {
+    if let Err(error) = signals().thread_block() {
+        tracing::warn!(%error, "a signal may be lost while a program takes the place of another");
+    }
+}
+
+/// Has the calling thread take signals, also those that came while one program took the place of another. Once they are watched for:
+/// an untimely one would end the process.
 pub(crate) fn let_signals_through() {
     if let Err(error) = signals().thread_unblock() {
         tracing::warn!(%error, "signals do not reach the daemon");

@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 use super::CommandLine;
+use crate::spawner;
 
 /// How long a program may take to say that it would start: it reads the settings, and the heads of all models.
 const CHECK_TIME: Duration = Duration::from_secs(60);
@@ -176,7 +177,7 @@ async fn ask(program: &Path, asked: &'static str, arguments: &[OsString]) -> Res
     let mut command = Command::new(program);
     command.args(arguments).env_remove("NOTIFY_SOCKET").kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(failed)?;
+    let mut child = spawner::start(command).await.map_err(failed)?;
     let (out, err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
     let answer = async {
         // One that says more than that is not heard to its end, and ends by itself.
@@ -222,7 +223,14 @@ mod tests {
 
     async fn find(program: &Path) -> Result<Successor, UpgradeError> {
         let command = CommandLine { program: program.to_owned(), arguments: vec!["serve".into()] };
-        Successor::find(None, &command).await
+        loop {
+            match Successor::find(None, &command).await {
+                // What another thread has just started may have the script open for writing as its own, until it is another program.
+                Err(UpgradeError::NoFile { source, .. })
+                    if source.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                found => return found,
+            }
+        }
     }
 
     #[tokio::test]

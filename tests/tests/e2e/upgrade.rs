@@ -96,13 +96,14 @@ fn metrics_of(served: &Served) -> Vec<SocketAddr> {
     lines.filter_map(address).collect()
 }
 
-fn scrape(address: SocketAddr) -> String {
+/// What is answered, if anything is.
+fn scrape(address: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect(address).expect("somebody listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a time");
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("sent");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("answered");
-    answer
+    // A daemon that ends answers for a while only.
+    stream.read_to_string(&mut answer).ok().filter(|&n| n > 0).map(|_| answer)
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn three_upgrades_under_load_refuse_nobody_and_leave_nothing() {
             .collect();
         let scraper = scope.spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
-                let answer = scrape(metrics);
+                let answer = scrape(metrics).or_else(|| scrape(metrics)).expect("the next one answers");
                 assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
                 thread::sleep(Duration::from_millis(20));
             }
@@ -256,6 +257,14 @@ fn a_daemon_that_is_told_to_end_before_it_was_replaced_ends() {
         started(&mut guest).await;
         signal(&served, Signal::USR2);
         until_said(&served, "another program takes the place of this one", 1);
+        let status = daemons::output(&mut served.trellis(&["status", "--json"]));
+        assert_eq!(status.status.code(), Some(3), "{status:?}");
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+        assert_eq!(status["state"], "starting", "a probe waits: {status}");
+        assert_eq!(status["progress"], "another program takes its place");
+        let mut doctor = daemons::trellis(exe());
+        let doctor = daemons::output(doctor.arg("doctor").env("TRELLIS_SOCKET", served.socket()));
+        assert!(text(&doctor.stdout).contains("another program takes its place"), "{doctor:?}");
         signal(&served, Signal::TERM);
         until_said(&served, "no program takes its place", 1);
         signal(&served, Signal::TERM);
@@ -263,6 +272,56 @@ fn a_daemon_that_is_told_to_end_before_it_was_replaced_ends() {
     });
     assert_eq!(served.wait().code(), Some(0));
     assert!(!served.socket().exists());
+}
+
+/// Whether a thread has SIGTERM held, if it lives.
+fn holds_term(task: &Path) -> Option<bool> {
+    let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+    let held = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let held = held.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    held.map(|mask| mask >> (Signal::TERM.as_raw() - 1) & 1 == 1)
+}
+
+#[test]
+fn a_signal_between_two_programs_is_for_the_next_one() {
+    let mut served = serve(0);
+    // Any other thread would take it from the next program.
+    let threads = |served: &Served| {
+        let process = PathBuf::from(format!("/proc/{}", served.pid()));
+        assert_eq!(holds_term(&process), Some(false), "the main thread takes it");
+        let tasks = fs::read_dir(process.join("task")).expect("it runs").filter_map(Result::ok);
+        tasks.filter(|task| holds_term(&task.path()) == Some(false)).count()
+    };
+    assert_eq!(threads(&served), 1);
+    signal(&served, Signal::USR2);
+    until_said(&served, "ready in ", 2);
+    assert_eq!(threads(&served), 1);
+    signal(&served, Signal::USR2);
+    until_said(&served, "takes the place of this program", 2);
+    signal(&served, Signal::TERM);
+    assert!(served.wait().code().is_some(), "it ends by itself");
+}
+
+#[test]
+fn until_it_is_replaced_a_daemon_has_children_of_its_own_program() {
+    let beside = Path::new(exe()).parent().expect("a folder");
+    let folder = tempfile::tempdir_in(beside).expect("a folder");
+    let program = folder.path().join("trellis");
+    fs::hard_link(exe(), &program).expect("the same file");
+    // Nothing is compiled there yet, and the daemon's own program is to do it.
+    let cache_dir = Some(folder.path().join("cache"));
+    let config = Config { compile_exe: None, cache_dir, ..daemons::config(exe()) };
+    let served = Served::start_with(program.to_str().expect("UTF-8"), &config, &[]);
+    let next = folder.path().join("next");
+    fs::write(&next, "#!/bin/sh\nexit 1\n").expect("written");
+    fs::set_permissions(&next, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    fs::rename(&next, &program).expect("put in its place");
+    block_on(async {
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        let refused = client.upgrade(None).await.expect_err("it does not start");
+        assert!(refused.to_string().contains("no trellis that works here"), "{refused}");
+        let _ = daemons::run(&client, &guests::hostile(), with(&["exit-well"])).await.well();
+    });
 }
 
 #[test]

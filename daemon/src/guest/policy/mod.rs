@@ -110,7 +110,7 @@ impl Policy {
             None => {
                 let exe = match compile_exe {
                     Some(exe) => exe.to_owned(),
-                    None => std::env::current_exe().map_err(|source| GuestError::Compiler {
+                    None => crate::spawner::own_program().map_err(|source| GuestError::Compiler {
                         exe: "the running executable".into(),
                         source,
                     })?,
