@@ -165,7 +165,9 @@ fn a_guest_whose_process_is_killed_says_so_to_who_comes_later() {
         let daemon =
             Arc::new(daemons::start(&Config { isolation: Isolation::Process, ..daemons::config(exe()) }));
         let guest_id = detach(&client(&daemon, ALICE).await, with(&["endless"])).await;
-        let pid = daemon.service().host().process_of(ActorId(ALICE.uid)).expect("it has a process");
+        let process = || daemon.service().host().process_of(ActorId(ALICE.uid));
+        until("it has a process", async || process().is_some()).await;
+        let pid = process().expect("it has one");
         let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("not 0");
         kill_process(pid, Signal::KILL).expect("it runs");
         let alice = client(&daemon, ALICE).await;

@@ -549,7 +549,7 @@ fn a_model_from_a_folder_is_named_found_again_and_harmless_to_look_at() {
     };
     let (loaded, _) = trellis(&["load", path]);
     assert!(loaded.contains(&format!("loaded {SHOWN} from ")), "{loaded}");
-    assert!(trellis(&["models"]).0.contains(SHOWN));
+    assert!(trellis(&["models", "--wide"]).0.contains(SHOWN));
     assert!(trellis(&["info"]).0.contains(SHOWN));
     let (again, status) = trellis(&["load", path]);
     assert!(again.contains("is loaded already, from ") && status == Some(2), "{again}");
