@@ -186,8 +186,8 @@ pub fn main() -> ExitCode {
         let serve: fn(_, _) = if probe { crate::isolation::probe::serve } else { crate::isolation::live };
         return crate::isolation::guest_worker_main(serve);
     }
-    // A daemon's main thread alone takes them, from when it watches for them: what comes while another program takes its place would
-    // be taken by any other thread and be lost.
+    // One thread of a daemon takes them, from when they are watched for: what comes while another program takes its place would be
+    // taken by any other thread and be lost.
     if let Command::Serve(_) = command {
         crate::upgrade::hold_signals();
     }

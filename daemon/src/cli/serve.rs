@@ -28,7 +28,7 @@ use crate::metrics::Endpoint;
 use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
 use crate::tasks::joined;
-use crate::upgrade::{CommandLine, Inherited, InheritedMetrics};
+use crate::upgrade::{CommandLine, Inherited, InheritedMetrics, Signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -207,7 +207,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     }
     let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
     let mut upgrades = UpgradeSignals::watch()?;
-    crate::upgrade::let_signals_through();
+    let signals = Signals::take().map_err(CliError::io("start the thread that takes signals"))?;
     // Before the file of this program is renamed for a newer one.
     let command = CommandLine::own().map_err(CliError::io("find this program"))?;
     let lent = manager::lent_sockets().map_err(CliError::io("take the sockets of systemd"))?;
@@ -306,7 +306,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // The devices are given back, and processes of guests end.
     drop((model, daemon));
     // What comes from here on is for the next program; what came before is heard of now.
-    crate::upgrade::hold_signals();
+    signals.hold();
     tokio::time::sleep(HEARD_TIME).await;
     if interrupts.has_come() {
         words.say("stopped");

@@ -2,6 +2,7 @@
 
 mod borrowed;
 mod on_demand;
+mod provided;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -25,9 +26,7 @@ use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode_of_guests, encode,
 };
 use super::outgoing::{Answers, Outgoing, Pen};
-use crate::guest::{
-    GuestEnd, GuestLimits, InboxReceiver, N_COPIES_OF_CODE, NICENESS, REASON_BYTES_MAX, cut, give_way,
-};
+use crate::guest::{GuestEnd, GuestLimits, InboxReceiver, NICENESS, REASON_BYTES_MAX, cut, give_way};
 use crate::models::{Listing, Models};
 
 /// How long a guest that is stopped may take to end before its process is, and with it all guests of its user. What no epoch
@@ -578,26 +577,5 @@ impl Registry for Known<'_> {
 
     fn is_over(&self) -> bool {
         !self.keeper.is_alive()
-    }
-}
-
-impl State {
-    /// Sees to it that the process has the code of a component.
-    fn provide(&mut self, hash: [u8; 32], code: &Arc<[u8]>, limits: &GuestLimits, outgoing: &Outgoing) {
-        if let Some(idx) = self.programs.iter().position(|(known, _)| *known == hash) {
-            let known = self.programs.remove(idx).expect("it was found there");
-            return self.programs.push_back(known);
-        }
-        self.programs.push_back((hash, code.len()));
-        outgoing.put(ToGuests::Program { hash, code: code.clone() });
-        let n_bytes = |programs: &VecDeque<(_, usize)>| {
-            programs.iter().map(|(_, n_code_bytes)| N_COPIES_OF_CODE * n_code_bytes).sum::<usize>()
-        };
-        while self.programs.len() > 1
-            && (self.programs.len() > limits.n_programs || n_bytes(&self.programs) > limits.program_bytes)
-        {
-            let (hash, _) = self.programs.pop_front().expect("more than one");
-            outgoing.put(ToGuests::ForgetProgram { hash });
-        }
     }
 }

@@ -12,6 +12,7 @@
 mod command;
 mod handover;
 mod replace;
+mod signals;
 mod successor;
 
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ use trellis_wire::UpgradeInfo;
 
 pub(crate) use self::command::CommandLine;
 pub(crate) use self::handover::{Inherited, InheritedMetrics, NAME};
-pub(crate) use self::replace::{hold_signals, let_signals_through, replace};
+pub(crate) use self::replace::replace;
+pub(crate) use self::signals::{Signals, hold_signals, let_signals_through};
 pub(crate) use self::successor::Successor;
 pub(crate) use self::successor::UpgradeError;
 use crate::ipc::{HandOver, Listener};

@@ -9,13 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{WaitOptions, wait};
 
 use super::Successor;
 use super::handover::{NAME, leave};
+use super::signals::let_signals_through;
 use crate::ipc::Listener;
 
 /// How long children that were ended have to be gone.
@@ -26,7 +26,7 @@ const CHILDREN_PAUSE: Duration = Duration::from_millis(5);
 const LISTEN: &str = "LISTEN_";
 
 /// Puts a program in the place of this one, with the same arguments and environment. Only the standard streams and what is left to it
-/// stay open. Signals are held until then ([`hold_signals`]). Returns where it cannot be put there.
+/// stay open. Signals are held until then ([`Signals::hold`](super::Signals::hold)). Returns where it cannot be put there.
 pub(crate) fn replace(
     successor: &Successor,
     listener: &Listener,
@@ -54,27 +54,6 @@ fn put(
     wait_for_children();
     close_others(left.as_raw_fd());
     Ok(nix::unistd::execve(&program, &arguments, &environment)?)
-}
-
-/// Signals that tell a daemon something.
-fn signals() -> SigSet {
-    [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR2].into_iter().collect()
-}
-
-/// Has signals wait that the calling thread would take, and the threads that it starts from then on. Where all threads do, they wait
-/// for the next program.
-pub(crate) fn hold_signals() {
-    if let Err(error) = signals().thread_block() {
-        tracing::warn!(%error, "a signal may be lost while a program takes the place of another");
-    }
-}
-
-/// Has the calling thread take signals, also those that came while one program took the place of another. Once they are watched for:
-/// an untimely one would end the process.
-pub(crate) fn let_signals_through() {
-    if let Err(error) = signals().thread_unblock() {
-        tracing::warn!(%error, "signals do not reach the daemon");
-    }
 }
 
 fn text(text: &OsStr) -> io::Result<CString> {

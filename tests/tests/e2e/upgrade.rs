@@ -285,10 +285,9 @@ fn holds_term(task: &Path) -> Option<bool> {
 #[test]
 fn a_signal_between_two_programs_is_for_the_next_one() {
     let mut served = serve(0);
-    // Any other thread would take it from the next program.
+    // Another thread would take it from the next program.
     let threads = |served: &Served| {
         let process = PathBuf::from(format!("/proc/{}", served.pid()));
-        assert_eq!(holds_term(&process), Some(false), "the main thread takes it");
         let tasks = fs::read_dir(process.join("task")).expect("it runs").filter_map(Result::ok);
         tasks.filter(|task| holds_term(&task.path()) == Some(false)).count()
     };
