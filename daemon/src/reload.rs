@@ -5,7 +5,7 @@
 //!   changed.
 //! - Who may do what, classes, what connections may ask for, and what is logged are changed at once: what was begun goes on, and what is
 //!   asked next is held to the new. All else waits: it says how memory and devices were laid out when the daemon started.
-//! - What a start would refuse is refused in the words of the start ([`start_check`]), also where it is of what waits. Where nothing of
+//! - What a start would refuse is refused in the words of the start (`start_check`), also where it is of what waits. Where nothing of
 //!   that has changed, folders, models and the policy are not looked at: a permission is revoked while a model's folder is away.
 //! - Must not happen: some of a file that is applied, where another part of it is wrong; a change that is not told.
 
