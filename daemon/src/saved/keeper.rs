@@ -46,8 +46,10 @@ struct Queues {
     by_user: HashMap<ActorId, VecDeque<Job>>,
     /// Users with jobs of whom none is being done, the next first.
     order: VecDeque<ActorId>,
-    /// What each is about that is being done, one of a user.
-    busy: Vec<Option<Arc<OfModel>>>,
+    /// What each is about that is being done, one of a user, and its number.
+    busy: Vec<(Option<Arc<OfModel>>, u64)>,
+    /// All that were ever asked for.
+    n_asked: u64,
     n_threads: usize,
     is_over: bool,
 }
@@ -59,9 +61,16 @@ struct Job {
     model: Option<Arc<OfModel>>,
     name: SavedName,
     asked: Asked,
+    /// How many were asked for before.
+    number: u64,
 }
 
 impl Job {
+    /// Its number is given as it is taken in.
+    fn new(model: Option<Arc<OfModel>>, name: SavedName, asked: Asked) -> Self {
+        Self { model, name, asked, number: 0 }
+    }
+
     fn is_replaced_by(&self, job: &Self) -> bool {
         let is_same = match (&self.model, &job.model) {
             (Some(model), Some(other)) => Arc::ptr_eq(model, other),
@@ -137,7 +146,7 @@ impl Keepers {
     /// Keeps nothing under a name any more, of any model that is known; whether anything was kept. For where no engine asks.
     pub(crate) async fn forget(&self, name: SavedName) -> bool {
         let (tell, told) = oneshot::channel();
-        self.shared.push(Job { model: None, name, asked: Asked::ForgetOfNone(tell) });
+        self.shared.push(Job::new(None, name, Asked::ForgetOfNone(tell)));
         told.await.unwrap_or(false)
     }
 
@@ -151,15 +160,16 @@ impl Keepers {
         Arc::new(Keeper { of: Arc::new(of), shared: self.shared.clone() })
     }
 
-    /// Waits until all that was saved of the model of a name, or of all, is on disk, for so long at most; returns whether it is. What is to be
-    /// done for the model goes before all else.
+    /// Waits until all that was saved until now of the model of a name, or of all, is on disk, for so long at most; returns whether it is.
+    /// What is to be done for the model goes before all else. What is forgotten meanwhile is not waited for: there may always be more.
     pub(crate) fn settle(&self, of: Option<&str>, at_most: Duration) -> bool {
         let until = Instant::now() + at_most;
         let mut queues = self.shared.lock();
         if let Some(model) = of {
             queues.bring_forward(model);
         }
-        while queues.has_jobs_of(of) {
+        let n_asked = queues.n_asked;
+        while queues.has_jobs_of(of, n_asked) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -177,10 +187,14 @@ impl Keepers {
 }
 
 impl Queues {
-    fn has_jobs_of(&self, of: Option<&str>) -> bool {
+    /// Whether something is to be done for a model, or for any, of the first `n_asked` that was asked for.
+    fn has_jobs_of(&self, of: Option<&str>, n_asked: u64) -> bool {
         let is_about = |model: &OfModel| of.is_none_or(|of| of == model.model.name);
-        let is_busy = self.busy.iter().any(|model| model.as_deref().is_none_or(is_about));
-        is_busy || self.by_user.values().flatten().any(|job| of.is_none_or(|of| job.is_of(of)))
+        let is_busy = |(model, number): &(Option<Arc<OfModel>>, u64)| {
+            *number < n_asked && model.as_deref().is_none_or(is_about)
+        };
+        let waits = |job: &Job| job.number < n_asked && of.is_none_or(|of| job.is_of(of));
+        self.busy.iter().any(is_busy) || self.by_user.values().flatten().any(waits)
     }
 
     /// What is to be done for a model goes first, in the order in which it was asked for: that of other models is about others, but
@@ -216,7 +230,7 @@ impl Drop for Keepers {
 
 impl Keeper {
     fn push(&self, name: SavedName, asked: Asked) {
-        self.shared.push(Job { model: Some(self.of.clone()), name, asked });
+        self.shared.push(Job::new(Some(self.of.clone()), name, asked));
     }
 }
 
@@ -255,18 +269,20 @@ impl Shared {
         was_there
     }
 
-    fn push(self: &Arc<Self>, job: Job) {
+    fn push(self: &Arc<Self>, mut job: Job) {
         let mut queues = self.lock();
         if queues.is_over {
             return;
         }
+        job.number = queues.n_asked;
+        queues.n_asked += 1;
         let actor = job.name.actor;
         let is_known = queues.by_user.contains_key(&actor);
         let of_user = queues.by_user.entry(actor).or_default();
         let n_jobs = of_user.len();
         match of_user.iter_mut().rev().find(|other| other.name == job.name) {
             // Only the last of what is saved under a name is there to be taken.
-            Some(last) if last.is_replaced_by(&job) => *last = job,
+            Some(last) if last.is_replaced_by(&job) => *last = Job { number: last.number, ..job },
             _ if n_jobs >= N_JOBS_MAX => {
                 // Whoever waits for it is told that there is nothing, as it is dropped.
                 drop(queues);
@@ -319,8 +335,8 @@ impl Shared {
                 continue;
             };
             let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
-            let of = job.as_ref().map(|job| job.about().cloned());
-            queues.busy.extend(of.clone());
+            let number = job.as_ref().map(|job| job.number);
+            queues.busy.extend(job.as_ref().map(|job| (job.about().cloned(), job.number)));
             drop(queues);
             if let Some(job) = job {
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.carry_out(job)));
@@ -329,12 +345,7 @@ impl Shared {
                 }
             }
             queues = self.lock();
-            let is_it = |other: &Option<Arc<OfModel>>| {
-                of.as_ref().is_some_and(|of| of.as_ref().map(Arc::as_ptr) == other.as_ref().map(Arc::as_ptr))
-            };
-            if let Some(idx) = queues.busy.iter().position(is_it) {
-                queues.busy.swap_remove(idx);
-            }
+            queues.busy.retain(|(_, other)| Some(*other) != number);
             match queues.by_user.get(&actor).is_some_and(|jobs| !jobs.is_empty()) {
                 true => queues.order.push_back(actor),
                 false => drop(queues.by_user.remove(&actor)),
@@ -343,7 +354,7 @@ impl Shared {
         }
     }
 
-    fn carry_out(&self, Job { model, name, asked }: Job) {
+    fn carry_out(&self, Job { model, name, asked, .. }: Job) {
         let uid = name.actor.0;
         match (asked, model) {
             (Asked::Save(kept), Some(model)) => {

@@ -68,11 +68,13 @@ async fn what_is_forgotten_of_all_models_goes_forward_with_each_and_stays_betwee
         model: model.clone(),
         name: SavedName { actor: ActorId(7), name: name.to_owned() },
         asked: Asked::Save(kept.next().expect("it was saved")),
+        number: 1,
     };
     let forget = |actor| Job {
         model: None,
         name: SavedName { actor: ActorId(actor), name: "plans".to_owned() },
         asked: Asked::ForgetOfNone(oneshot::channel().0),
+        number: 5,
     };
     let jobs = [save(&other, "plans"), save(&other, "notes"), forget(7), save(&draft, "plans")];
     let mut queues = Queues::default();
@@ -88,12 +90,15 @@ async fn what_is_forgotten_of_all_models_goes_forward_with_each_and_stays_betwee
     assert_eq!(order, expected.map(|(model, name)| (model.to_owned(), name.to_owned())));
 
     let mut queues = Queues::default();
-    assert!(!queues.has_jobs_of(Some("draft")));
+    let has_of = |queues: &Queues, of| queues.has_jobs_of(of, 6);
+    assert!(!has_of(&queues, Some("draft")));
     queues.by_user.insert(ActorId(8), [forget(8)].into());
-    assert!(queues.has_jobs_of(Some("draft")) && queues.has_jobs_of(None), "it is about each");
+    assert!(has_of(&queues, Some("draft")) && has_of(&queues, None), "it is about each");
+    assert!(!queues.has_jobs_of(Some("draft"), 5), "it was asked for later");
     queues.by_user.clear();
-    queues.busy = vec![other];
-    assert!(!queues.has_jobs_of(Some("draft")) && queues.has_jobs_of(Some("other")));
-    queues.busy = vec![None];
-    assert!(queues.has_jobs_of(Some("draft")), "it is under way");
+    queues.busy = vec![(other, 5)];
+    assert!(!has_of(&queues, Some("draft")) && has_of(&queues, Some("other")));
+    queues.busy = vec![(None, 5)];
+    assert!(has_of(&queues, Some("draft")), "it is under way");
+    assert!(!queues.has_jobs_of(Some("draft"), 5));
 }

@@ -112,7 +112,8 @@ impl<S: Service> Connection<S> {
         let line = detached::Line { id, outbox: self.outbox.clone(), control: control.clone(), daemon };
         self.requests.insert(id, Request::Attached { control, guest });
         let reader = detached::read(line, reading, from);
-        self.running.push(reader.map(move |ending| (id, ending)).boxed());
+        // What the guest has sent is had before the daemon goes, as far as there is time.
+        self.work(id, reader);
         Ok(())
     }
 
