@@ -28,10 +28,10 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("unreachable-flood", &["abort"], TRAPPED).copies(30),
     Attack::new(Category::Life, "start-function", Component(components::start_function), BUSY),
     Attack::new(Category::Life, "end-in-post-return", Component(components::post_return), BUSY),
-    client("leave-while-it-runs", leaving::while_it_runs, WELL),
-    client("leave-while-it-decodes", leaving::while_it_decodes, WELL),
-    client("leave-while-it-works-in-drop", leaving::while_it_works_in_drop, WELL),
-    client("leave-before-the-start", leaving::before_the_start, WELL),
+    client("leave-while-it-runs", leaving::while_it_runs, LEFT),
+    client("leave-while-it-decodes", leaving::while_it_decodes, LEFT),
+    client("leave-while-it-works-in-drop", leaving::while_it_works_in_drop, LEFT),
+    client("leave-before-the-start", leaving::before_the_start, LEFT),
     client("leave-while-compiling", leaving::while_compiling, WELL),
     client("leave-in-a-frame", leaving::in_a_frame, WELL),
     client("cancel-ignored", leaving::cancel_ignored, CANCELLED).brief(),
@@ -59,4 +59,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 const NO_GUEST_OR_MEMORY: &[End] =
     &[End { code: "unknown_guest", name: None }, End { code: "budget_exceeded", name: Some("host_bytes") }];
 
+/// Guests that are left and still end count as they run: who starts others faster is refused.
+const LEFT: &[End] =
+    &[End { code: "ok", name: None }, End { code: "limit_exceeded", name: Some("n_guests") }];
 const CROWDED: &[End] = &[End { code: "ok", name: None }, End { code: "limit_exceeded", name: None }];
