@@ -171,8 +171,6 @@ ends! {
     ARGUMENTS = "limit_exceeded" about "argument_bytes";
     /// More credit than there may be.
     CREDIT = "limit_exceeded" about "credit bytes";
-    /// More connections than there may be.
-    CONNECTIONS = "limit_exceeded" about "connections";
     /// A frame that is too long.
     FRAME = "protocol" about "frame bytes";
     /// An id that is not greater than those before.

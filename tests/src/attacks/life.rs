@@ -3,7 +3,7 @@
 use super::Attacker::{Client, Component, Guest};
 use super::clients::{crowds, leaving, rights};
 use super::ends::{
-    BUSY, CANCELLED, CONNECTIONS, DENIED, FAILED, GUESTS, LATE, NO_GUEST, TRAPPED, WELL, WELL_OR_CLOSED,
+    BUSY, CANCELLED, CLOSED, DENIED, FAILED, GUESTS, LATE, NO_GUEST, TRAPPED, WELL, WELL_OR_CLOSED,
 };
 use super::{Attack, Category, ClientFn, End, components};
 
@@ -48,7 +48,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("cancels-of-nothing", rights::cancels_of_nothing, WELL),
     client("slow-hellos", crowds::slow_hellos, WELL).alone().copies(1),
     client("half-frames", crowds::half_frames, WELL).alone().copies(1),
-    client("connections-of-1000", crowds::connections, CONNECTIONS).alone().copies(1),
+    client("connections-of-1000", crowds::connections, TURNED_AWAY).alone().copies(1),
     client("connections-by-turns", crowds::connections_by_turns, WELL_OR_CLOSED),
     client("guests-of-200", crowds::guests, GUESTS).alone().copies(1),
     client("starts-in-a-row", crowds::starts_in_a_row, WELL),
@@ -58,6 +58,10 @@ pub(super) const ATTACKS: &[Attack] = &[
 /// Requests under way are paid for.
 const NO_GUEST_OR_MEMORY: &[End] =
     &[End { code: "unknown_guest", name: None }, End { code: "budget_exceeded", name: Some("host_bytes") }];
+
+/// There are more connections than there may be.
+const TURNED_AWAY: &[End] =
+    &[End { code: "limit_exceeded", name: Some("connections") }, End { code: CLOSED, name: None }];
 
 /// Guests that are left and still end count as they run: who starts others faster is refused.
 const LEFT: &[End] =

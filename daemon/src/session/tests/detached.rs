@@ -423,7 +423,7 @@ async fn a_daemon_that_goes_down_ends_them_and_says_so() {
     }
     let guest_id = detach(&client, "forever", "").await.unwrap();
     let attached = client.attach(guest_id, None).await.unwrap();
-    assert_eq!(world.sessions.n_at_work(), 3, "a drain waits for them");
+    assert_eq!(world.sessions.n_at_work(), 4, "a drain waits for them, and for who reads");
     world.shutdown.cancel();
     assert_eq!(code(&attached.text().await.unwrap_err()), &ErrorCode::ShuttingDown);
     tokio::time::timeout(PATIENCE, world.sessions.detached_ended()).await.expect("in time");

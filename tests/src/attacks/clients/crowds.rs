@@ -10,12 +10,12 @@ use crate::attacks::{Ending, Site};
 
 /// Connects so often, and keeps all; how those that were refused were refused.
 async fn connect(site: &Site, n: usize) -> std::io::Result<Ending> {
-    let mut all = Vec::new();
+    let (mut all, mut last) = (Vec::new(), Ending::well());
     for _ in 0..n {
         match Raw::connect(&site.socket).await {
             Ok(raw) => all.push(raw),
-            // Some that are refused are closed before they have said hello.
-            Err(error) if is_closed(&error) => {}
+            // Some that are refused are closed before they have said hello, and on a busy machine that may be all of them.
+            Err(error) if is_closed(&error) => last = Ending::closed(),
             Err(error) => return Err(error),
         }
     }
@@ -23,7 +23,6 @@ async fn connect(site: &Site, n: usize) -> std::io::Result<Ending> {
     for raw in &mut all {
         raw.finish().await.or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) })?;
     }
-    let mut last = Ending::well();
     for raw in &mut all {
         if let Some(ServerMessage::Fault { error }) = raw.next().await? {
             last = error.into();
