@@ -493,24 +493,20 @@ impl Sockets {
         let listener = match (kept, clients) {
             (Some(kept), _) => {
                 let listener = Listener::inherit(kept, directory_mode)?;
-                if let Some(told) = told.filter(|told| told != listener.path()) {
-                    tracing::warn!(
-                        told = %told.display(),
-                        path = %listener.path().display(),
-                        "the socket of the program before is used, and the one that is told waits for a restart"
-                    );
-                }
+                note_told(
+                    told,
+                    &listener,
+                    "the socket of the program before is used, and the one that is told waits for a restart",
+                );
                 listener
             }
             (None, Some(lent)) => {
                 let listener = Listener::adopt(lent, OPEN_MODE)?;
-                if let Some(told) = told.filter(|told| told != listener.path()) {
-                    tracing::warn!(
-                        told = %told.display(),
-                        path = %listener.path().display(),
-                        "the socket that the service manager hands over is used, and the one that is told passed over"
-                    );
-                }
+                note_told(
+                    told,
+                    &listener,
+                    "the socket that the service manager hands over is used, and the one that is told passed over",
+                );
                 listener
             }
             (None, None) => {
@@ -528,6 +524,13 @@ impl Sockets {
             (None, None) => None,
         };
         Ok(Self { listener, endpoint, metrics_are_lent })
+    }
+}
+
+/// Says why another socket is listened on than the settings name, where that is so.
+fn note_told(told: Option<PathBuf>, listener: &Listener, why: &str) {
+    if let Some(told) = told.filter(|told| told != listener.path()) {
+        tracing::warn!(told = %told.display(), path = %listener.path().display(), "{why}");
     }
 }
 
