@@ -23,8 +23,12 @@ const SECONDS: f64 = 1.5;
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// How long the daemon may take to give back what an attack has taken. Threads that have nothing to do end after ten seconds, and
-/// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack.
-const BACK_TIME_MAX: Duration = Duration::from_secs(25);
+/// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack. What a process of
+/// guests has then it has until it ends, after a minute without guests.
+const BACK_TIME_MAX: Duration = Duration::from_secs(80);
+
+/// How long the neighbour streams at least beside an attack, also where that is over before.
+const WINDOW: Duration = Duration::from_millis(250);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
 const WARMING: [(&str, usize); 17] = [
@@ -263,6 +267,9 @@ impl Suite {
     pub fn attack(&mut self, attack: &Attack) -> io::Result<Report> {
         let mut complaints = Vec::new();
         self.neighbour.tell(GO)?;
+        // Its tokens beside the attack are those of a stream that is there before.
+        let before = self.neighbour.first_tokens()?;
+        let begun = Instant::now();
         let orders =
             Orders { name: attack.name.to_owned(), n_copies: 1, seconds: SECONDS, is_repeated: false };
         let folder = self.daemon.folder();
@@ -277,7 +284,12 @@ impl Suite {
                 complaints.push(format!("it ended with {}: {}", ending.short(), shown(&ending.message)));
             }
         }
+        std::thread::sleep(WINDOW.saturating_sub(begun.elapsed()));
         let window = self.neighbour.tell(PAUSE)?;
+        if window.n_tokens == 0 {
+            complaints.push(format!("the neighbour had nothing in {:.1} s", window.seconds));
+        }
+        let window = before.and(&window);
         if window.n_wrong > 0 {
             complaints.push(format!("{} tokens of the neighbour were wrong", window.n_wrong));
         }
@@ -296,14 +308,7 @@ impl Suite {
         if !beyond.is_empty() {
             complaints.extend(beyond);
             // The next one is not to blame.
-            if state.beside_programs_kb() > self.before.beside_programs_kb() {
-                (self.before.resident_kb, self.before.programs_kb) = (state.resident_kb, state.programs_kb);
-            }
-            self.before.n_descriptors = self.before.n_descriptors.max(state.n_descriptors);
-            (self.before.n_images, self.before.n_modules_most) = (state.n_images, state.n_modules_most);
-            self.before.n_threads = self.before.n_threads.max(state.n_threads);
-            self.before.n_contexts = self.before.n_contexts.max(state.n_contexts);
-            self.before.n_pages = self.before.n_pages.max(state.n_pages);
+            self.before.raise_to(&state);
             self.saved_before = saved::bytes(&self.saved_files()?);
         }
         let (name, category) = (attack.name, attack.category.name());

@@ -105,7 +105,7 @@ impl Place {
     /// Lets one attack loose; what is wrong with how it ended.
     async fn attack(&self, attack: Attack, uid: u32) -> Option<String> {
         let (socket, until) = (self.socket(uid).into(), Instant::now() + TIME);
-        let site = Site { socket, hostile: hostile(), until, cancels_guests: false };
+        let site = Site { socket, hostile: hostile(), until, patience: None };
         let ended = tokio::time::timeout(daemons::PATIENCE, attack.run(&site)).await;
         let wrong = match ended {
             Err(_) => Some("it does not end".to_owned()),
