@@ -39,6 +39,7 @@ mod limits;
 mod loads;
 mod looks;
 mod managed;
+mod measures;
 mod mixes;
 mod mixtures;
 mod old;
