@@ -23,7 +23,8 @@ const BUSY_MIN: f64 = 0.9;
 /// The least number of compilations at once of a lone user, of as many as there are processors or places.
 const COMPILES_MIN: f64 = 0.8;
 
-/// The least part of the pages that a lone user is promised which it comes to hold: what has no room for a whole context is left.
+/// The least part of the pages that a lone user is promised which it comes to hold. What has no room for a whole context, of 63 pages,
+/// is left.
 const PAGES_MIN: f64 = 0.95;
 
 /// From the beginning of a load to that of its window: components are compiled and threads started until then.
@@ -36,8 +37,8 @@ const N_OPERATIONS: usize = 30_000;
 /// How often one component is compiled with nothing beside it.
 const N_SINGLE: usize = 3;
 
-/// KV memory of the daemon: soon full.
-const KV_BYTES: u64 = 24 << 20;
+/// KV memory of the daemon, soon full: of the model `tiny` 1,536 pages.
+const KV_BYTES: u64 = 192 << 20;
 
 /// How long it may take until a user holds as many pages as it comes to hold.
 const PAGES_TIME_MAX: Duration = Duration::from_secs(60);

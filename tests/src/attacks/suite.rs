@@ -143,17 +143,11 @@ impl Suite {
         if suite.has_users() {
             suite.set_aside()?;
         }
-        // What is held of those is given back first.
-        let begun = Instant::now();
-        suite.before = suite.state()?;
-        while suite.before.n_guests > 0 && begun.elapsed() < BACK_TIME_MAX {
-            std::thread::sleep(Duration::from_millis(100));
-            suite.before = suite.state()?;
-        }
+        suite.calm()?;
         // What its guests have a process for is kept for a while only.
         suite.neighbour.tell(GO)?;
         suite.neighbour.tell(PAUSE)?;
-        suite.before = suite.state()?;
+        suite.before = suite.calm()?;
         suite.saved_before = saved::bytes(&suite.saved_files()?);
         Ok(suite)
     }
@@ -224,6 +218,18 @@ impl Suite {
             complaints.push(format!("what another user saved: {}: {message}", ending.short()));
         }
         Ok(complaints)
+    }
+
+    /// Waits until no guest runs; what the daemon holds then.
+    fn calm(&mut self) -> io::Result<State> {
+        let begun = Instant::now();
+        loop {
+            let state = self.state()?;
+            if state.n_guests == 0 || begun.elapsed() > BACK_TIME_MAX {
+                return Ok(state);
+            }
+            std::thread::sleep(LOOK_PERIOD);
+        }
     }
 
     /// What the daemon holds, with the hostile guest as the component that is kept ready.

@@ -191,7 +191,7 @@ fn the_command_measures_an_attack_that_is_over_at_once() {
     let rows: Value = serde_json::from_str(&rows).expect("it is JSON");
     let row = &rows[0];
     assert_eq!((&row["name"], &row["wrong_ends"]), (&"exit-with-a-status".into(), &Value::Array(Vec::new())));
-    let n_ended = row["ends"]["by_end"]["guest_failed"][1].as_u64().expect("some ended so");
+    let n_ended = row["ends"]["by_end"]["guest_failed status"][1].as_u64().expect("some ended so");
     assert!(n_ended > 1, "one after the other: {row}");
     for window in ["alone", "attacked"] {
         for what in ["n_tokens", "n_infos", "n_stops"] {
