@@ -82,7 +82,8 @@ impl Row {
     #[must_use]
     pub fn is_missed(&self) -> bool {
         // What cannot be compared is no success.
-        !(self.share() >= self.least) || !self.errors.is_empty()
+        let has_enough = self.share() >= self.least;
+        !has_enough || !self.errors.is_empty()
     }
 
     /// The head of a table of rows.
