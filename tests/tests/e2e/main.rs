@@ -20,6 +20,7 @@ mod drains;
 mod dropped;
 mod dtypes;
 mod evictions;
+mod exposition;
 mod failing;
 mod forks;
 mod full;

@@ -338,7 +338,7 @@ impl Scheduler {
             Ahead::Adaptive => context.window.n(),
             Ahead::Unbounded => usize::MAX,
         };
-        let mut queue = RunReply::new(reply, n_ahead);
+        let mut queue = RunReply::new(reply, n_ahead, n_tokens);
         if settings.n_tokens_max == Some(0) {
             queue.push(RunEvent::Finished(Finish::MaxTokens));
             return Ok(());

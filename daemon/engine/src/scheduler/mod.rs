@@ -483,7 +483,9 @@ impl Scheduler {
             n_contexts: self.contexts.len(),
             n_saved: self.saved.len(),
             n_waiting: self.n_waiting(),
-            run_times: self.outbox.run_times().clone(),
+            runs: self.outbox.runs().clone(),
+            n_runs: self.n_runs(true),
+            n_runs_waiting: self.n_runs(false),
             ..self.stats.clone()
         }
     }
