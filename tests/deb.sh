@@ -51,6 +51,9 @@ for file in share/man/man1/trellis.1.gz share/bash-completion/completions/trelli
   in_machine test -s "/usr/$file" || fail "$file is there"
 done
 
+[ "$(in_machine stat -c %s /usr/bin/trellis)" -lt 80000000 ] || fail "the program is under 80 MB"
+in_machine test -s /usr/share/trellis/error.schema.json || fail "the schema of errors is there"
+
 say "metrics over a socket of systemd's"
 ! in_machine systemctl is-enabled --quiet trellis-metrics.socket || fail "nobody listens for scrapes at first"
 # As the guide says.
