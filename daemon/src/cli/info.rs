@@ -62,8 +62,9 @@ fn shown_device(device: &DeviceInfo) -> String {
 }
 
 /// `research, a share of 3, rank 1`
-pub(super) fn shown_class(ClassInfo { name, share, rank }: &ClassInfo) -> String {
-    format!("{name}, a share of {share}, rank {rank}")
+pub(super) fn shown_class(ClassInfo { name, share, rank, limits }: &ClassInfo) -> String {
+    let limits = limits.iter().map(|(name, most)| format!(", {name} {most}")).collect::<String>();
+    format!("{name}, a share of {share}, rank {rank}{limits}")
 }
 
 /// `process: guests of each user run in one of their own`
@@ -211,7 +212,12 @@ mod tests {
             computed,
             kv_bytes: 48_000_000,
             kv_bytes_free: 12_000_000,
-            class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
+            class: Some(ClassInfo {
+                name: "research".to_owned(),
+                share: 3,
+                rank: 1,
+                limits: [("n_guests".to_owned(), 4)].into(),
+            }),
             isolation: Some("process".to_owned()),
             permissions: Some(vec!["run".to_owned(), "see_others".to_owned()]),
             ..DaemonInfo::default()

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limit::GuestAmounts;
@@ -379,6 +381,9 @@ pub struct ClassInfo {
     pub share: u32,
     /// KV pages of users of a lower rank make room first.
     pub rank: u32,
+    /// The most that each of its users may have, by name, of what is not as for each user of any class.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]

@@ -65,11 +65,8 @@ fn told(text: &str) -> BTreeMap<&str, &str> {
 
 /// The names of metrics that a text of the format 0.0.4 has.
 fn names(text: &str) -> BTreeSet<&str> {
-    let name = |(name, kind): (&'_ str, &str)| match kind {
-        "counter" => name.trim_end_matches("_total"),
-        _ => name,
-    };
-    told(text).into_iter().map(name).collect()
+    let named = told(text).into_iter();
+    named.map(|(name, kind)| if kind == "counter" { name.trim_end_matches("_total") } else { name }).collect()
 }
 
 /// The number of the sample that begins so.
