@@ -198,6 +198,10 @@ pub struct Used {
     pub n_tokens_guessed_right: u64,
     /// Tokens of saved contexts that it opened whose KV came back from disk.
     pub n_tokens_reopened: u64,
+    /// Bytes of that KV.
+    pub reopened_bytes: u64,
+    /// Microseconds that it waited until such contexts were there.
+    pub reopened_us: u64,
     /// What was in vain and what it waited for, by cause.
     pub causes: Causes,
 }
@@ -212,6 +216,8 @@ impl Used {
             n_tokens_guessed: account.n_tokens_guessed(),
             n_tokens_guessed_right: account.n_tokens_guessed_right(),
             n_tokens_reopened: account.n_tokens_restored(),
+            reopened_bytes: account.n_bytes_restored(),
+            reopened_us: account.restoring_us(),
             causes: account.causes(),
         }
     }
