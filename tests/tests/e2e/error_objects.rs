@@ -106,28 +106,29 @@ fn errors_of_every_kind_are_as_the_schema_says() {
     fs::write(at("wrong.toml"), "no_such_setting = 1").expect("written");
     fs::write(at("no.rec"), "no recording").expect("written");
     fs::write(at("hostile.wasm"), guests::hostile()).expect("written");
-    for (arguments, code) in [
-        (&["--json", "info", "--socket", &at("none.sock")][..], "connection"),
-        (&["--json", "run", "--no-stdin", "no-such-guest"], "cli"),
-        (&["--json", "config", "show", "--config", &at("wrong.toml")], "cli"),
-        (&["--json", "serve", "--check", "--config", &at("wrong.toml")], "cli"),
-        (&["--json", "replay", &at("no.rec")], "cli"),
-        (&["--json", "limits", "no-such-limit"], "cli"),
-        (&["--json", "build", &at("none")], "cli"),
-    ] {
-        let said = error(&output(&mut alone(arguments)), 2);
+    fs::write(at("right.toml"), "device = 'cpu'").expect("written");
+    let (none, wrong, right) = (at("none"), at("wrong.toml"), at("right.toml"));
+    let cases: [(Vec<&str>, &str); 6] = [
+        (vec!["info", "--json", "--socket", &none], "connection"),
+        (vec!["run", "--json", "--no-stdin", "no-such-guest"], "cli"),
+        (vec!["config", "show", "--json", "--config", &wrong], "cli"),
+        (vec!["replay", "--json", "no.rec"], "cli"),
+        (vec!["limits", "--json", "--config", &right, "no-such-limit"], "cli"),
+        (vec!["build", "--json", &none], "cli"),
+    ];
+    for (arguments, code) in cases {
+        let said = error(&output(alone(&arguments).current_dir(folder.path())), 2);
         assert_eq!(said["error"]["code"], code, "{arguments:?}: {said}");
     }
 
     let served = Served::start(exe());
-    for (arguments, code) in [
-        (&["stop", "--json", "999999"][..], ErrorCode::UnknownGuest),
-        (&["unload", "--json", "no-such-model"], ErrorCode::UnknownModel),
-        (&["load", "--json", "tiny"], ErrorCode::ModelLoaded),
-        (&["attach", "--json", "999999"], ErrorCode::UnknownGuest),
+    for (command, argument, code) in [
+        ("stop", "999999", ErrorCode::UnknownGuest),
+        ("unload", "no-such-model", ErrorCode::UnknownModel),
+        ("load", "tiny", ErrorCode::ModelLoaded),
     ] {
-        let said = error(&output(&mut served.trellis(arguments)), 2);
-        assert_eq!(said["error"]["code"], code.as_str(), "{arguments:?}: {said}");
+        let said = error(&output(&mut served.trellis(&[command, "--json", argument])), 2);
+        assert_eq!(said["error"]["code"], code.as_str(), "{command}: {said}");
     }
 
     // A guest's last line has the same object.
@@ -142,7 +143,7 @@ fn errors_of_every_kind_are_as_the_schema_says() {
     };
     let path = at("hostile.wasm");
     assert_eq!(end(&["run", "--json", "--no-stdin", &path, "error"], 1)["code"], "guest_failed");
-    let late = end(&["run", "--json", "--no-stdin", "--timeout", "500ms", &path, "loop"], 1);
+    let late = end(&["run", "--json", "--no-stdin", "--timeout", "0.5", &path, "loop"], 1);
     assert_eq!(late["code"], "deadline_exceeded");
     assert!(late["limit"].is_u64() && late["name"].is_string(), "{late}");
 

@@ -309,10 +309,7 @@ fn a_class_says_how_much_each_of_its_users_may_have() {
             "{body:?}"
         );
         let mut first = client.start(program(), with(&["endless"])).await.expect("started");
-        while !matches!(
-            first.next().await.expect("it goes on").expect("it goes on"),
-            Event::Text { .. } | Event::Tokens { .. }
-        ) {}
+        daemons::started(&mut first).await;
         let refused = daemons::run(&client, &guests::hostile(), with(&["error"])).await.reason().clone();
         assert_eq!((refused.code.as_str(), refused.limit), ("limit_exceeded", Some(1)), "{refused:?}");
     });

@@ -30,9 +30,12 @@ fn completions_are_scripts_that_shells_take() {
     }
     // What bash is told to complete is what there is.
     let script = output(daemons::trellis(exe()).args(["completions", "bash"])).stdout;
-    let mut bash = Command::new("bash");
-    bash.arg("-c").arg("eval \"$0\"; COMP_WORDS=(trellis se); COMP_CWORD=1; _trellis trellis se trellis; echo \"${COMPREPLY[*]}\"");
-    let said = output(bash.arg(String::from_utf8(script).expect("text")).stdout(Stdio::piped()));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("trellis");
+    fs::write(&path, script).expect("written");
+    let ask = "source \"$0\"; COMP_WORDS=(trellis se); COMP_CWORD=1; _trellis trellis se trellis; \
+               echo \"${COMPREPLY[*]}\"";
+    let said = output(Command::new("bash").args(["-c", ask]).arg(&path));
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "serve service", "{said:?}");
 }
 
@@ -66,7 +69,7 @@ fn the_container_is_made_of_what_there_is() {
     let text = text.replace("\\\n", " ");
     let workspace = |manifest: &str| {
         let listed = output(
-            Command::new(env!("CARGO"))
+            Command::new("cargo")
                 .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
                 .arg("--manifest-path")
                 .arg(root().join(manifest)),
@@ -78,7 +81,7 @@ fn the_container_is_made_of_what_there_is() {
         let words: Vec<&str> = line.split_whitespace().collect();
         if let Some(place) = words.windows(2).position(|pair| pair == ["cargo", "build"]) {
             n_builds += 1;
-            let after = |flag: &str| {
+            let after = |flag: &'static str| {
                 words[place..].windows(2).filter(move |pair| pair[0] == flag).map(|pair| pair[1])
             };
             let manifest = after("--manifest-path").next().unwrap_or("Cargo.toml");
