@@ -5,7 +5,7 @@
 # machine's files are made once, in ${TRELLIS_MACHINE:-/var/tmp/trellis-machine}. Ends with the first promise that is not kept.
 set -euo pipefail
 
-trellis=$(realpath "$1") guest=$(realpath "$2") packaging=$(dirname "$(realpath "$0")")/../daemon/packaging
+trellis=$(realpath "$1") guest=$(realpath "$2")
 base=${TRELLIS_MACHINE:-/var/tmp/trellis-machine}
 work=$(mktemp -d) root=$work/root log=$work/console
 nspawn='' machine=''
@@ -89,7 +89,8 @@ of_ada >/dev/null || fail "a permission that was given again is there"
 in_machine userdel --remove ada 2>/dev/null || fail "nothing of a user is left running"
 
 say "metrics over a socket of systemd's"
-cp "$packaging/trellis-metrics.socket" "$root/etc/systemd/system/"
+in_machine test -s /etc/systemd/system/trellis-metrics.socket || fail "its unit is installed"
+! in_machine systemctl is-enabled --quiet trellis-metrics.socket || fail "nobody listens for scrapes at first"
 in_machine systemctl daemon-reload
 in_machine systemctl stop trellis.service
 in_machine systemctl start trellis-metrics.socket || fail "systemd listens for scrapes"
@@ -99,7 +100,6 @@ grep -q '^trellis_uptime_seconds [0-9]' "$work/scraped" || fail "the answer has 
 [ "$(property ActiveState)" = active ] || fail "a scrape starts the daemon"
 client info >/dev/null || fail "the daemon answers beside it"
 in_machine systemctl stop trellis-metrics.socket
-rm "$root/etc/systemd/system/trellis-metrics.socket"
 in_machine systemctl daemon-reload
 in_machine systemctl restart trellis.service
 

@@ -2,6 +2,7 @@
 
 mod budgets;
 mod catalog;
+mod class_limits;
 pub(crate) mod classes;
 mod example;
 mod file;
@@ -25,6 +26,7 @@ use trellis_engine::model::Dtype;
 pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
 pub use self::catalog::{Catalog, CatalogModel, WrongCatalog};
+pub use self::class_limits::ClassLimits;
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
 pub(crate) use self::example::example;
 pub use self::file::WrongText;

@@ -102,6 +102,7 @@ impl Replay {
             actor: ActorId(0),
             session: SessionId(0),
             account: Account::new("session", Budget::UNLIMITED, None),
+            n_guests_of_user: 1,
             arguments: Vec::new(),
             model: None,
             loads: LoadListener::default(),

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_client::{Error, ErrorBody, ErrorCode, Resumed};
+use trellis_client::{Error, Resumed};
 
 use super::connect::SocketArgs;
-use super::error::CliError;
+use super::error::{CliError, ErrorObject};
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
 use super::output::Format;
@@ -90,11 +90,7 @@ pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliEr
             }
         }
     };
-    let body = error.as_ref().map(|error| match error {
-        Error::Daemon(body) => (**body).clone(),
-        error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
-    });
-    screen.end(body.as_ref(), usage)?;
+    screen.end(error.as_ref().map(ErrorObject::from), usage)?;
     match error {
         None if sent == Sent::NotAll => Err(CliError::InputCutShort),
         None => Ok(()),

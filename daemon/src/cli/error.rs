@@ -24,11 +24,50 @@ const GUEST_FAILED: u8 = 1;
 /// The exit status of the standard test harness where a test fails, which cargo knows.
 const TESTS_FAILED: u8 = 101;
 const UNHEALTHY: u8 = 1;
-const CANNOT: u8 = 2;
+/// The exit status of a command that could not begin: a mistake in it, no daemon.
+pub(super) const CANNOT: u8 = 2;
 /// The exit status of a replay in which the guest did something else than in its recording.
 const DIFFERENT: u8 = 3;
 /// The exit status of `trellis status` where no daemon serves, as `systemctl status` has it.
 const NOT_SERVING: u8 = 3;
+
+/// An error for programs: `sdk/error.schema.json` says what is in it.
+#[derive(Debug, Serialize)]
+pub(super) struct ErrorObject {
+    #[serde(flatten)]
+    body: ErrorBody,
+    /// Whether the same may succeed another time, unchanged.
+    retryable: bool,
+}
+
+impl From<ErrorBody> for ErrorObject {
+    fn from(body: ErrorBody) -> Self {
+        let retryable = body.code.is_retryable();
+        Self { body, retryable }
+    }
+}
+
+impl From<&trellis_client::Error> for ErrorObject {
+    fn from(error: &trellis_client::Error) -> Self {
+        let body = match error {
+            trellis_client::Error::Daemon(body) => (**body).clone(),
+            error => {
+                let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
+                ErrorBody::new(code, error.to_string())
+            }
+        };
+        Self { body, retryable: error.is_retryable() }
+    }
+}
+
+/// The line of a command that could not do what it was asked to.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "error")]
+pub(super) struct ErrorLine {
+    pub(super) error: ErrorObject,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hint: Option<String>,
+}
 
 /// Why a command did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -334,37 +373,23 @@ impl CliError {
                 }
             }
             (_, Format::Json) => {
-                #[derive(Serialize)]
-                struct Shown<'a> {
-                    r#type: &'static str,
-                    error: &'a ErrorBody,
-                    #[serde(skip_serializing_if = "Option::is_none")]
-                    hint: Option<String>,
-                }
-                let error = self.body();
-                remark(&to_json(&Shown { r#type: "error", error: &error, hint: self.hint() }));
+                remark(&to_json(&ErrorLine { error: self.object(), hint: self.hint() }));
             }
         }
     }
 
-    /// The error as the wire would carry it.
-    fn body(&self) -> ErrorBody {
-        match self {
-            Self::Guest(body)
-            | Self::NotBegun(body)
-            | Self::NotCompared(body)
-            | Self::Client(trellis_client::Error::Daemon(body)) => (**body).clone(),
-            Self::Client(error) => {
-                let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
-                ErrorBody::new(code, self.to_string())
-            }
+    fn object(&self) -> ErrorObject {
+        let body = match self {
+            Self::Client(error) => return error.into(),
+            Self::Guest(body) | Self::NotBegun(body) | Self::NotCompared(body) => (**body).clone(),
             Self::Device(_) => ErrorBody::new(ErrorCode::DeviceFailed, self.to_string()),
             Self::NoSuchModel { .. } => ErrorBody::new(ErrorCode::UnknownModel, self.to_string()),
             Self::ModelLeaves { name, .. } => {
                 ErrorBody::new(ErrorCode::ModelLeaving, self.to_string()).about("model").with_value(name)
             }
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
-        }
+        };
+        ErrorObject { body, retryable: self.exit_code() == TRY_AGAIN }
     }
 }
 

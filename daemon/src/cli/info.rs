@@ -61,9 +61,10 @@ fn shown_device(device: &DeviceInfo) -> String {
     format!("{} busy for {percent:.0} % of {}", device.name, output::duration_ms(device.open_ms))
 }
 
-/// `research, a share of 3, rank 1`
-pub(super) fn shown_class(ClassInfo { name, share, rank }: &ClassInfo) -> String {
-    format!("{name}, a share of {share}, rank {rank}")
+/// `research, a share of 3, rank 1, n_guests 4`
+pub(super) fn shown_class(ClassInfo { name, share, rank, limits }: &ClassInfo) -> String {
+    let limits = limits.iter().map(|(name, most)| format!(", {name} {most}")).collect::<String>();
+    format!("{name}, a share of {share}, rank {rank}{limits}")
 }
 
 /// `process: guests of each user run in one of their own`
@@ -211,7 +212,12 @@ mod tests {
             computed,
             kv_bytes: 48_000_000,
             kv_bytes_free: 12_000_000,
-            class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
+            class: Some(ClassInfo {
+                name: "research".to_owned(),
+                share: 3,
+                rank: 1,
+                limits: [("n_guests".to_owned(), 4)].into(),
+            }),
             isolation: Some("process".to_owned()),
             permissions: Some(vec!["run".to_owned(), "see_others".to_owned()]),
             ..DaemonInfo::default()
@@ -226,7 +232,7 @@ mod tests {
             "waited    21 steps to decode, 0 with prompts, 16 for KV pages, 5 for masks\n",
             "KV memory 12.0 MB of 48.0 MB free\n",
             "isolation process: guests of each user run in one of their own\n",
-            "class     research, a share of 3, rank 1\n",
+            "class     research, a share of 3, rank 1, n_guests 4\n",
             "may       run, see_others\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");

@@ -24,8 +24,8 @@ Examples:
   trellis limits --json | jq -r '.[] | select(.source == \"file\") | .name'
 
 Names are those of the configuration: limits.cpu_ms is cpu_ms in its table [limits]. SET BY says where a number is from: the
-default, the file, the machine (the device and its memory), or the program that started the daemon inside itself. IN USE is
-what you have in use; - is what is not counted, or what each guest or session has: `trellis ps --json` shows it of guests.
+default, the file, the machine (the device and its memory), the file's class that you are in, or the program that started the
+daemon inside itself. IN USE is what you have in use; - is what is not counted, or what each guest or session has: `trellis ps --json` shows it of guests.
 ALL USERS is what all have in use together, for who has the permission see_others.";
 
 /// Show every limit, who has set it, and how much is in use

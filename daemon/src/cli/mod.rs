@@ -59,6 +59,7 @@ mod toolchain;
 mod top;
 mod unload;
 mod upgrade;
+mod usage_error;
 mod watch;
 mod width;
 
@@ -170,7 +171,10 @@ pub fn is_child() -> bool {
 /// The whole program: reads the command line, does what it says, and says how that went.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { json, command } = Cli::parse();
+    let Cli { json, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage_error::say(&error),
+    };
     let format = if json { Format::Json } else { Format::Text };
     if is_child() {
         crate::spawner::name_this();

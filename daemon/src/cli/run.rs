@@ -10,7 +10,7 @@ use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Lost, Pr
 
 use super::cargo;
 use super::connect::{Found, Home, HomeArgs, read_component};
-use super::error::CliError;
+use super::error::{CliError, ErrorObject};
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
@@ -416,12 +416,8 @@ async fn drive(
         },
         error => error,
     };
-    let body = error.as_ref().map(|error| match error {
-        Error::Daemon(body) => (**body).clone(),
-        error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
-    });
     let profiled = profiling.filter(|_| has_started).map(|profiling| profiling.finish(format)).transpose();
-    let shown = shown.and_then(|()| screen.end(body.as_ref(), guest.usage()));
+    let shown = shown.and_then(|()| screen.end(error.as_ref().map(ErrorObject::from), guest.usage()));
     if has_started && let Some(recording) = recording {
         let finished = recording.finish();
         // Where the connection is lost that is why nothing was recorded.

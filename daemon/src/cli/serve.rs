@@ -21,7 +21,6 @@ use super::output::{self, Format};
 use super::status::loading;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
-use crate::descriptors;
 use crate::ipc::{Listener, StartNote};
 use crate::logs::{self, SetLog};
 use crate::metrics::Endpoint;
@@ -29,6 +28,7 @@ use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
 use crate::tasks::joined;
 use crate::upgrade::{CommandLine, Inherited, InheritedMetrics, Signals};
+use crate::{cores, descriptors};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -222,6 +222,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         .map_err(CliError::io("reach journald, to which log_format sends the log"))?;
     // It is set here, and here alone.
     let _ = settings.set_log.set(set_log);
+    if let Err(error) = cores::forbid() {
+        tracing::warn!(%error, "a daemon that dies may leave a core dump");
+    }
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit of open files stays as low as it was");
     }

@@ -201,13 +201,13 @@ impl GuestLimits {
         }
     }
 
-    /// Whether a user with `n_user` of all `n_all` guests that run may have another one: beside others no more than would then
-    /// be left for the next user.
+    /// Whether a user who may have `of_user` guests, and has `n_user` of all `n_all` that run, may have another one: beside others no
+    /// more than would then be left for the next user.
     ///
     /// # Errors
     /// There are too many.
-    pub(crate) fn check_numbers(&self, n_user: u32, n_all: u32) -> Result<(), GuestError> {
-        let (of_user, of_all) = (self.n_guests_per_user, self.n_guests);
+    pub(crate) fn check_numbers(&self, of_user: u32, n_user: u32, n_all: u32) -> Result<(), GuestError> {
+        let of_all = self.n_guests;
         // The last place is for who has none.
         let most = (most_beside_others(of_user.into(), n_all.into(), of_all.into(), 1) as u32).max(1);
         let checks = [(USER, n_user, of_user), ("daemon", n_all, of_all), (BESIDE_OTHERS, n_user, most)];
@@ -287,10 +287,12 @@ mod tests {
     #[test]
     fn a_user_has_no_more_guests_than_are_left_for_the_next() {
         let limits = GuestLimits { n_guests: 12, n_guests_per_user: 6, ..GuestLimits::default() };
-        let most = |n_others: u32| (0..).find(|&n| limits.check_numbers(n, n_others + n).is_err());
+        let most = |n_others: u32| (0..).find(|&n| limits.check_numbers(6, n, n_others + n).is_err());
         assert_eq!([0, 6, 9, 11, 12].map(most), [Some(6), Some(3), Some(1), Some(1), Some(0)]);
         let of_one_user = limits.of_one_user();
-        assert_eq!((0..).find(|&n| of_one_user.check_numbers(n, n).is_err()), Some(6));
+        let fewer = (0..).find(|&n| limits.check_numbers(2, n, n).is_err());
+        assert_eq!(fewer, Some(2), "as its class says");
+        assert_eq!((0..).find(|&n| of_one_user.check_numbers(6, n, n).is_err()), Some(6));
     }
 
     fn of(limits: &GuestLimits, n_gib: u64) -> ProcessBytes {

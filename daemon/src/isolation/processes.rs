@@ -136,8 +136,9 @@ impl GuestProcesses {
         // No process is given up as idle in between, and nobody else starts one.
         let mut keepers = self.lock();
         let (n_user, n_all) = counted(actor, keepers.values());
-        self.limits.check_numbers(n_user as u32, n_all as u32)?;
-        self.keeper(&mut keepers, actor, &launch.account).start(guest, &code, start, io.input);
+        self.limits.check_numbers(launch.n_guests_of_user, n_user as u32, n_all as u32)?;
+        self.keeper(&mut keepers, actor, &launch.account, launch.n_guests_of_user)
+            .start(guest, &code, start, io.input);
         drop(keepers);
         Ok(RunningGuest {
             id,
@@ -154,6 +155,7 @@ impl GuestProcesses {
         keepers: &mut HashMap<ActorId, Arc<Keeper>>,
         actor: ActorId,
         session: &Arc<Account>,
+        n_guests_per_user: u32,
     ) -> Arc<Keeper> {
         if let Some(keeper) = keepers.get(&actor).filter(|keeper| keeper.is_alive()) {
             return keeper.clone();
@@ -162,7 +164,7 @@ impl GuestProcesses {
         let keeper = Keeper::new(
             actor,
             numbers,
-            self.limits.clone(),
+            Arc::new(GuestLimits { n_guests_per_user, ..(*self.limits).clone() }),
             session,
             self.models.clone(),
             self.runtime.handle().clone(),
@@ -191,7 +193,7 @@ impl GuestProcesses {
         let settings = ProcessSettings {
             user: actor.0.to_string(),
             memory_bytes,
-            data_bytes: self.limits.process_data_bytes(memory_bytes),
+            data_bytes: keeper.limits().process_data_bytes(memory_bytes),
             frame_bytes_max: FRAME_BYTES_MAX,
             ..ProcessSettings::default()
         };

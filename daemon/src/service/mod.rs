@@ -242,6 +242,9 @@ impl Service for HostService {
             errors::check_known(name, self.loader.models())?;
         }
         let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
+        let n_guests_per_user = self.host.limits().n_guests_per_user;
+        let class = self.accounts.class(actor);
+        let n_guests_of_user = class.map_or(n_guests_per_user, |class| class.n_guests(n_guests_per_user));
         let id = self.host.next_id();
         let gate = match self.loader.policy() {
             None => None,
@@ -278,6 +281,7 @@ impl Service for HostService {
             actor,
             session,
             account,
+            n_guests_of_user,
             arguments,
             model: request.model,
             loads: LoadListener::new(move |model, done, total| progress.report_load(model, done, total)),
@@ -497,6 +501,9 @@ impl Service for HostService {
         let is_cpu = listing.devices().iter().all(|device| device.device == String::from(Device::Cpu));
         crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
         let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await?;
+        if let Some(class) = self.accounts.class(user) {
+            crate::limits::set_class(&mut limits, |name, most| class.limit(name, most));
+        }
         let limits = limits.into_iter().map(|limit| {
             let Share { user, all } = in_use.of(&limit.name);
             let mut info = LimitInfo::from(limit);

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limit::GuestAmounts;
@@ -161,6 +163,10 @@ pub struct GuestUsage {
     /// Tokens of saved contexts that it opened whose KV came back from disk; not part of `n_tokens`. An older daemon does not
     /// say.
     pub n_tokens_reopened: u64,
+    /// Bytes of that KV.
+    pub reopened_bytes: u64,
+    /// Microseconds from when it opened such contexts until they were there, summed over them.
+    pub reopened_us: u64,
     /// Steps of devices that went by while a context of it could have been in them, summed over contexts: others were
     /// served, it stood in line for KV pages, or it had no mask.
     pub n_steps_waited: u64,
@@ -379,6 +385,9 @@ pub struct ClassInfo {
     pub share: u32,
     /// KV pages of users of a lower rank make room first.
     pub rank: u32,
+    /// The most that each of its users may have, by name, of what is not as for each user of any class.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]

@@ -165,7 +165,9 @@ fn users_have_the_device_by_the_shares_of_their_classes() {
         assert!((2.4..3.6).contains(&ratio), "{of_bob} tokens of his for {of_carol} of hers");
 
         let class = async |client: &Client| client.info().await.expect("it answers").class;
-        let info = |name: &str, share, rank| Some(ClassInfo { name: name.to_owned(), share, rank });
+        let info = |name: &str, share, rank| {
+            Some(ClassInfo { name: name.to_owned(), share, rank, ..ClassInfo::default() })
+        };
         assert_eq!(class(&clients[0]).await, info("default", 1, 0));
         assert_eq!(class(&clients[1]).await, info("live", 3, 2));
         // Who reads a guest keeps its connection.

@@ -123,6 +123,7 @@ impl House {
             actor: ActorId(1000),
             session: SessionId(1),
             account: Account::new("session", Budget::UNLIMITED, None),
+            n_guests_of_user: self.host.limits.n_guests_per_user,
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
             model: None,
             loads: LoadListener::default(),
