@@ -15,6 +15,7 @@ mod bindings;
 mod error;
 mod gate;
 mod instance;
+mod places;
 mod settings;
 mod state;
 
@@ -32,6 +33,7 @@ use self::bindings::trellis::host::policies;
 pub use self::error::{PolicyError, PolicyFailure};
 pub(crate) use self::gate::{Closed, Gate, Passage, PolicedGuest, Ruling};
 use self::instance::Instance;
+use self::places::Places;
 pub use self::settings::PolicySettings;
 use self::state::PolicyState;
 use super::cache::{CacheLimits, CodeCache};
@@ -43,10 +45,6 @@ use super::limits::GuestLimits;
 use super::runtime::compiling_engine;
 use super::ticker::Ticker;
 use super::wasi;
-use crate::user_places::UserPlaces;
-
-/// The part of the processors that calls for one user may take, and one in any case.
-const PART_OF_PROCESSORS: usize = 2;
 
 /// A policy that has begun once, and may for every guest.
 pub struct Policy {
@@ -56,8 +54,7 @@ pub struct Policy {
     guest_limits: GuestLimits,
     pre: PolicyPre<PolicyState>,
     ticker: Ticker,
-    /// Its calls for one user take no more processors than these: they are nobody's time but the daemon's.
-    places: UserPlaces,
+    places: Places,
 }
 
 impl std::fmt::Debug for Policy {
@@ -131,9 +128,7 @@ impl Policy {
         let pre = linker.instantiate_pre(&component).and_then(PolicyPre::new).map_err(wrong_type)?;
         let ticker = Ticker::start(&engine, || ())?;
         let (settings, guest_limits) = (settings.clone(), guest_limits.clone());
-        let n_processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let places = UserPlaces::new((n_processors / PART_OF_PROCESSORS).max(1));
-        Ok(Self { path, hash, settings, guest_limits, pre, ticker, places })
+        Ok(Self { path, hash, settings, guest_limits, pre, ticker, places: Places::new() })
     }
 
     /// What it was configured by.
@@ -209,12 +204,11 @@ impl Policy {
         about: PolicedGuest,
         account: &Arc<Account>,
     ) -> Result<Gate, PolicyFailure> {
-        let places = self.places.of(ActorId(about.uid));
         let instance = {
-            let _place = places.acquire().await.expect("it is never closed");
+            let _place = self.places.take(ActorId(about.uid)).await;
             self.instance(account).await?
         };
-        Ok(Gate::new(instance, places, about, account.clone(), &self.guest_limits))
+        Ok(Gate::new(instance, self.places.clone(), about, account.clone(), &self.guest_limits))
     }
 }
 
