@@ -225,6 +225,12 @@ impl Beside {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether work waits or is under way.
+    #[cfg(test)]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.lock().users.is_empty()
+    }
+
     /// Runs work of a guest on another thread; its time counts on the clock, the time in the queue does not. Work that waits
     /// for its turn is forgotten when the future is dropped.
     ///

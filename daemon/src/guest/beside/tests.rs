@@ -1,5 +1,7 @@
 use std::sync::mpsc;
 
+use trellis_engine::model::GivenUp;
+
 use super::super::threads::tests::{owner, owner_with};
 use super::*;
 use crate::thread_time::thread_time;
@@ -168,4 +170,141 @@ async fn a_panic_reaches_its_guest_and_leaves_nothing() {
     assert_eq!(panic.downcast_ref(), Some(&"an injected panic"));
     assert_eq!(beside.run(&owner, &clock, || 1).await, 1);
     assert!(beside.lock().users.is_empty());
+}
+
+/// Work in parts that computes until it is given up, or so long.
+fn compute(yields: &YieldPoint, time: Duration) -> Result<(), GivenUp> {
+    let begun = thread_time();
+    while thread_time() - begun < time {
+        yields.reach()?;
+    }
+    Ok(())
+}
+
+const NO_LIMIT: Duration = Duration::MAX;
+
+#[tokio::test]
+async fn parts_of_two_users_alternate_and_are_charged_as_they_go() {
+    let beside = Beside::of(1);
+    // One piece at a time, whosever it is.
+    beside.lock().n_running_max = 1;
+    let turns = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    let (go, gone) = mpsc::channel::<()>();
+    let mut wait = Some(gone);
+    for user in [1, 2] {
+        let (beside, turns, wait) = (beside.clone(), turns.clone(), wait.take());
+        tasks.push(tokio::spawn(async move {
+            let clock = Arc::new(CpuClock::default());
+            let counted = clock.clone();
+            let work = move |yields: &YieldPoint| {
+                // Both are there before the first has had its turn.
+                wait.map(|wait| wait.recv());
+                let mut charged = Vec::new();
+                for _ in 0..10 {
+                    turns.lock().expect("no panic").push(user);
+                    compute(yields, Duration::from_millis(6)).expect("nobody gives it up");
+                    charged.push(counted.used());
+                }
+                charged
+            };
+            let charged = beside.run_in_parts(&owner(user, 1), &clock, NO_LIMIT, Need::NOTHING, work).await;
+            assert!(charged.is_sorted() && charged[4] >= Duration::from_millis(15), "{charged:?}");
+            assert!(clock.used() >= Duration::from_millis(60), "{:?}", clock.used());
+        }));
+        tokio::task::yield_now().await;
+    }
+    while beside.lock().users.len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    go.send(()).expect("it waits");
+    for task in tasks {
+        task.await.expect("it ends");
+    }
+    let turns = turns.lock().expect("no panic").clone();
+    // A turn of four milliseconds is shorter than what each notes.
+    let n_changes = turns.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(n_changes >= 10, "{turns:?}");
+    let pieces = beside.lock();
+    assert!(pieces.users.is_empty() && pieces.n_running == 0);
+    assert_eq!(pieces.rooms, Rooms::default());
+}
+
+#[tokio::test]
+async fn parts_of_two_guests_of_a_user_go_by_turns_and_keep_their_room() {
+    let beside = Beside::of(1);
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let piece = |guest: u64| {
+        let (beside, begun) = (beside.clone(), begun.clone());
+        async move {
+            let work = move |yields: &YieldPoint| {
+                for _ in 0..8 {
+                    begun.lock().expect("no panic").push(guest);
+                    compute(yields, Duration::from_millis(6)).expect("nobody gives it up");
+                }
+            };
+            let need = Need::of_text(8 << 10);
+            beside.run_in_parts(&owner(1, guest), &Arc::default(), NO_LIMIT, need, work).await;
+        }
+    };
+    tokio::join!(piece(1), piece(2));
+    let begun = begun.lock().expect("no panic").clone();
+    let n_changes = begun.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(n_changes >= 6, "{begun:?}");
+    let pieces = beside.lock();
+    assert!(pieces.users.is_empty() && pieces.n_running == 0);
+    assert_eq!(pieces.rooms, Rooms::default());
+}
+
+#[tokio::test]
+async fn work_in_parts_ends_with_its_guest_under_way_and_paused() {
+    let beside = Beside::of(1);
+    let (ended, ends) = mpsc::channel();
+    let begin = |guest: u64| {
+        let (beside, ended) = (beside.clone(), ended.clone());
+        tokio::spawn(async move {
+            let work = move |yields: &YieldPoint| {
+                let result = compute(yields, Duration::from_secs(60));
+                ended.send((guest, result)).expect("it is waited for");
+            };
+            let need = Need::of_text(8 << 10);
+            beside.run_in_parts(&owner(1, guest), &Arc::default(), NO_LIMIT, need, work).await;
+        })
+    };
+    // Of these three one computes at any time, and the others wait for their turn.
+    let tasks = [begin(1), begin(2), begin(3)];
+    while beside.lock().users.get(&ActorId(1)).is_none_or(|user| user.n_paused < 2) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let stopped = std::time::Instant::now();
+    for task in tasks {
+        task.abort();
+        assert!(task.await.is_err());
+    }
+    let mut guests = Vec::new();
+    for _ in 0..3 {
+        let (guest, result) = ends.recv_timeout(Duration::from_secs(20)).expect("it ends");
+        assert_eq!(result, Err(GivenUp));
+        guests.push(guest);
+    }
+    // A turn, and what a busy machine adds.
+    assert!(stopped.elapsed() < Duration::from_millis(500), "{:?}", stopped.elapsed());
+    guests.sort_unstable();
+    assert_eq!(guests, [1, 2, 3]);
+    while !beside.lock().users.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!((beside.lock().n_running, beside.lock().rooms), (0, Rooms::default()));
+}
+
+#[tokio::test]
+async fn work_in_parts_ends_where_its_guest_has_had_its_processor_time() {
+    let beside = Beside::of(1);
+    let clock = Arc::new(CpuClock::default());
+    let work = |yields: &YieldPoint| compute(yields, Duration::from_secs(60));
+    let limit = Duration::from_millis(30);
+    let result = beside.run_in_parts(&owner(1, 1), &clock, limit, Need::NOTHING, work).await;
+    assert_eq!(result, Err(GivenUp));
+    let used = clock.used();
+    assert!(used > limit && used < limit + Duration::from_millis(20), "{used:?}");
 }
