@@ -1,7 +1,7 @@
 //! The merges of a vocabulary of byte pairs, applied in parts to words that the `tokenizers` crate would be busy with for long.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
@@ -43,9 +43,13 @@ struct Symbol {
 }
 
 impl Merges {
-    /// Those of a model; `None` where its words are more than the merges of their bytes.
+    /// Those of a model; `None` where its words are more than the merges of their bytes, or entries share a token.
     pub(crate) fn of(model: &BPE) -> Option<Self> {
         if model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some() {
+            return None;
+        }
+        let vocabulary = model.get_vocab();
+        if vocabulary.values().collect::<BTreeSet<_>>().len() < vocabulary.len() {
             return None;
         }
         let written: Written = serde_json::from_str(&serde_json::to_string(model).ok()?).ok()?;

@@ -65,12 +65,13 @@ impl GuestState {
             SpecialTokens::AsText => Specials::AsText,
         };
         // It may wait for long.
-        let _paid = self.pay_for_call(text.len())?;
+        let n_bytes = text.len();
+        let _paid = self.pay_for_call(n_bytes)?;
         let encode = move |yields: &YieldPoint| {
             let tokens = model.model().tokenizer.encode_in_parts(&text, special, yields);
             tokens.map_err(|error| (error, text))
         };
-        self.encoding(text.len(), encode).await.map_err(|(error, text)| match error {
+        self.encoding(n_bytes, encode).await.map_err(|(error, text)| match error {
             EncodeError::GivenUp(_) => self.out_of_time(),
             error => invalid("text", &text, format!("a text that can be encoded: {error}")),
         })

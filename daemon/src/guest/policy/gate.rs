@@ -10,7 +10,6 @@ use trellis_engine::account::{Account, ActorId};
 use super::PolicyFailure;
 use super::bindings::trellis::host::policies as wit;
 use super::instance::Instance;
-use super::places::{Place, Places};
 use crate::guest::inbox::{InboxReceiver, InboxSender, inbox, message_charge};
 use crate::guest::io::{
     GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel,
@@ -18,6 +17,7 @@ use crate::guest::io::{
 use crate::guest::limits::GuestLimits;
 use crate::guest::log::pieces;
 use crate::guest::names::{REASON_BYTES_MAX, cut};
+use crate::user_places::{UserPlace, UserPlaces};
 
 /// A guest, as the policy is told of it.
 pub(crate) use super::bindings::trellis::host::policies::GuestInfo as PolicedGuest;
@@ -52,7 +52,7 @@ pub(crate) struct Closed<'a> {
 /// The policy between one guest and its client.
 pub(crate) struct Gate {
     instance: Mutex<Instance>,
-    places: Places,
+    places: UserPlaces,
     about: PolicedGuest,
     /// Who pays for what goes through.
     account: Arc<Account>,
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Gate {
 impl Gate {
     pub(super) fn new(
         instance: Instance,
-        places: Places,
+        places: UserPlaces,
         about: PolicedGuest,
         account: Arc<Account>,
         limits: &GuestLimits,
@@ -89,7 +89,7 @@ impl Gate {
     }
 
     /// The instance, once it is this guest's turn and its user's.
-    async fn turn(&self) -> (MutexGuard<'_, Instance>, Place) {
+    async fn turn(&self) -> (MutexGuard<'_, Instance>, UserPlace) {
         let instance = self.instance.lock().await;
         (instance, self.places.take(ActorId(self.about.uid)).await)
     }

@@ -15,7 +15,6 @@ mod bindings;
 mod error;
 mod gate;
 mod instance;
-mod places;
 mod settings;
 mod state;
 
@@ -33,7 +32,6 @@ use self::bindings::trellis::host::policies;
 pub use self::error::{PolicyError, PolicyFailure};
 pub(crate) use self::gate::{Closed, Gate, Passage, PolicedGuest, Ruling};
 use self::instance::Instance;
-use self::places::Places;
 pub use self::settings::PolicySettings;
 use self::state::PolicyState;
 use super::cache::{CacheLimits, CodeCache};
@@ -45,6 +43,10 @@ use super::limits::GuestLimits;
 use super::runtime::compiling_engine;
 use super::ticker::Ticker;
 use super::wasi;
+use crate::user_places::UserPlaces;
+
+/// The part of the processors that calls for one user may take beside those for others, and one in any case. Calls are bounded.
+const PART_OF_PROCESSORS: usize = 2;
 
 /// A policy that has begun once, and may for every guest.
 pub struct Policy {
@@ -54,7 +56,8 @@ pub struct Policy {
     guest_limits: GuestLimits,
     pre: PolicyPre<PolicyState>,
     ticker: Ticker,
-    places: Places,
+    /// For calls under way, which are nobody's time but the daemon's: a user that is alone has all processors.
+    places: UserPlaces,
 }
 
 impl std::fmt::Debug for Policy {
@@ -128,7 +131,9 @@ impl Policy {
         let pre = linker.instantiate_pre(&component).and_then(PolicyPre::new).map_err(wrong_type)?;
         let ticker = Ticker::start(&engine, || ())?;
         let (settings, guest_limits) = (settings.clone(), guest_limits.clone());
-        Ok(Self { path, hash, settings, guest_limits, pre, ticker, places: Places::new() })
+        let n_processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let places = UserPlaces::new(n_processors, (n_processors / PART_OF_PROCESSORS).max(1));
+        Ok(Self { path, hash, settings, guest_limits, pre, ticker, places })
     }
 
     /// What it was configured by.
