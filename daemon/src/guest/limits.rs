@@ -36,7 +36,7 @@ pub struct GuestLimits {
     pub compile_memory_bytes: Option<u64>,
     /// Bytes of compiled code that one component may become.
     pub compiled_bytes: usize,
-    /// Components compiled at once; those of one user take all of these places but one.
+    /// Components compiled at once; those of one user take all of these places, and there is one more for a user that has none.
     pub n_compiles: usize,
     /// Components that wait to be compiled; those of one user take half of these places at most, and beside others no more than
     /// are left. A user with none there finds a place, also where all are taken.
@@ -191,7 +191,8 @@ const PROCESSES_PART: u64 = 2;
 impl GuestLimits {
     /// What the daemon's other processes may have on a machine, or in a control group, with so much memory.
     pub(crate) fn process_bytes(&self, memory_bytes: u64) -> ProcessBytes {
-        let compile = memory_bytes / COMPILES_PART / self.n_compiles.max(1) as u64;
+        let n_compiles = self.n_compiles.max(1) as u64 + 1;
+        let compile = memory_bytes / COMPILES_PART / n_compiles;
         let guests = self.process_memory_bytes.unwrap_or((memory_bytes / PROCESS_PART).min(PROCESS_BYTES));
         ProcessBytes {
             compile: self.compile_memory_bytes.unwrap_or(compile.min(COMPILE_BYTES)),
@@ -305,7 +306,7 @@ mod tests {
         let limits = GuestLimits::default();
         let plenty = ProcessBytes { compile: 2 * gib, guests: 4 * gib, all_guests: 32 * gib };
         assert_eq!(of(&limits, 64), plenty);
-        let little = ProcessBytes { compile: 3 * gib / 8, guests: gib, all_guests: 3 * gib / 2 };
+        let little = ProcessBytes { compile: gib / 4, guests: gib, all_guests: 3 * gib / 2 };
         assert_eq!(of(&limits, 3), little);
         let said =
             GuestLimits { compile_memory_bytes: Some(7), process_memory_bytes: Some(9 * gib), ..limits };

@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(seen("budgets.user.n_pages"), (Some(6), Source::File));
         assert_eq!(seen("budgets.user.host_bytes"), (Some(2 << 30), Source::Machine));
         assert_eq!(seen("budgets.daemon.host_bytes"), (Some(4 << 30), Source::Machine));
-        assert_eq!(seen("limits.compile_memory_bytes"), (Some(3 << 29), Source::Machine));
+        assert_eq!(seen("limits.compile_memory_bytes"), (Some(1 << 30), Source::Machine));
         assert_eq!(seen("limits.process_memory_bytes"), (Some(4 << 30), Source::Machine));
         assert_eq!(seen("n_step_rows"), (Some(9), Source::File));
         assert_eq!(seen("n_step_tokens"), (Some(256), Source::Machine));
