@@ -6,10 +6,14 @@
 
 mod bundled;
 pub mod chat;
+#[cfg(feature = "daemon")]
+pub mod components;
 pub mod config;
 mod folder;
 pub mod frames;
 pub mod grammars;
+#[cfg(feature = "daemon")]
+mod held;
 #[cfg(feature = "daemon")]
 pub mod host;
 mod json;
@@ -103,6 +107,13 @@ pub const TARGETS: &[Target] = &[
         name: "host",
         about: "calls of the host API, right ones and wrong ones, by a guest in a daemon",
         check: host::check,
+        input_bytes_max: 512,
+    },
+    #[cfg(feature = "daemon")]
+    Target {
+        name: "components",
+        about: "components made of the bytes, with calls of the host API in any order, beside another user",
+        check: components::check,
         input_bytes_max: 512,
     },
 ];
