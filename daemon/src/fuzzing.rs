@@ -19,7 +19,8 @@ pub fn compile(host: &GuestHost, actor: ActorId, wasm: &[u8]) -> Result<(), Gues
 /// What all users together hold of pages, contexts and bytes of host memory.
 #[must_use]
 pub fn held(service: &HostService) -> [u64; 3] {
-    [Resource::Pages, Resource::Contexts, Resource::HostBytes].map(|resource| service.accounts().used(resource))
+    [Resource::Pages, Resource::Contexts, Resource::HostBytes]
+        .map(|resource| service.accounts().used(resource))
 }
 
 /// Characters that are shown of a value at most, and how long it is.

@@ -60,9 +60,11 @@ pub(super) fn allocator(plan: &Plan<'_>, names: &Names<'_>) -> Function {
         Manner::Trap => _ = code.unreachable(),
         Manner::Call => {
             // What it imports that takes nothing, or one that calls itself.
-            let calls = plan.world.calls.iter().filter(|call| {
-                call.signature.params.is_empty() && !call.signature.results.is_empty()
-            });
+            let calls = plan
+                .world
+                .calls
+                .iter()
+                .filter(|call| call.signature.params.is_empty() && !call.signature.results.is_empty());
             let mut calls = calls.filter_map(|call| {
                 let idx = names.imports.get(&(call.module.as_str(), call.name.as_str()))?;
                 Some(*idx)

@@ -40,6 +40,17 @@ const PROMPT: &str = "Once upon a time";
 const N_TOKENS: usize = 6;
 const OTHER_USER: u32 = u32::MAX - 7;
 
+/// How a component came out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// It was no component, or none that fits the host.
+    Refused,
+    /// It ran to its end.
+    Finished,
+    /// It was ended, or failed: the code of the error.
+    Ended(String),
+}
+
 static WORLDS: LazyLock<[World; 2]> = LazyLock::new(|| [false, true].map(World::new));
 
 /// A daemon with the bundled models, in which components run, and another user of it.
@@ -118,27 +129,18 @@ impl Components {
         fuzzing::compile(self.daemon.service().host(), user, wasm)
     }
 
-    /// Runs the component that these bytes make.
+    /// Runs the component that these bytes make, and says how it came out.
     ///
     /// # Panics
     /// The daemon fails, a component is refused that is one, a guest ends in another way than by what it did, something is still held
     /// when it has ended, or another user's tokens are others than without it.
-    pub fn check(&self, input: &[u8]) {
-        let _ = self.ended(input);
-    }
-
-    /// TMP
-    #[doc(hidden)]
-    pub fn ended_tmp(&self, input: &[u8]) -> String { self.ended(input).unwrap_or_default() }
-
-    /// How the guest ended, unless well; none either where it was refused.
-    fn ended(&self, input: &[u8]) -> Option<String> {
+    pub fn check(&self, input: &[u8]) -> Outcome {
         let Made { wasm, is_whole, .. } = make(WORLDS.each_ref(), input);
         match self.compile(&wasm) {
             Ok(()) => {}
             Err(error) => {
                 assert!(!is_whole && is_about_the_component(&error), "{error}");
-                return None;
+                return Outcome::Refused;
             }
         }
         self.runtime.block_on(async {
@@ -146,11 +148,11 @@ impl Components {
             let run = tokio::time::timeout(PATIENCE, self.run(wasm));
             let (end, tokens) = tokio::join!(run, other(&model));
             assert_eq!(tokens, self.expected, "what another user draws beside it");
-            let end = match end.expect("a guest ends") {
-                None => None,
+            let outcome = match end.expect("a guest ends") {
+                None => Outcome::Finished,
                 Some(Error::Daemon(body)) => {
                     assert!(ENDS.contains(&body.code.as_str()), "{body:?}");
-                    Some(body.code.as_str().to_owned())
+                    Outcome::Ended(body.code.as_str().to_owned())
                 }
                 Some(error) => panic!("{error}"),
             };
@@ -159,7 +161,7 @@ impl Components {
             nothing_is_held(&self.daemon, 0).await;
             let service = self.daemon.service();
             until("something is still on an account", || fuzzing::held(service) == self.idle).await;
-            end
+            outcome
         })
     }
 
@@ -245,7 +247,7 @@ pub fn check(input: &[u8]) {
         let folder = tempfile::tempdir().expect("a folder").keep();
         Components::start(compiler.into(), folder)
     });
-    COMPONENTS.check(input);
+    let _ = COMPONENTS.check(input);
 }
 
 #[cfg(test)]

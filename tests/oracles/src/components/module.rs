@@ -5,17 +5,15 @@ use std::collections::BTreeMap;
 use arbitrary::{Result, Unstructured};
 use wasm_encoder::{
     CodeSection, ConstExpr, CustomSection, DataSection, EntityType, ExportKind, ExportSection, Function,
-    FunctionSection, GlobalSection, GlobalType, ImportSection, MemorySection, MemoryType, Module, TypeSection,
-    ValType,
+    FunctionSection, GlobalSection, GlobalType, ImportSection, MemorySection, MemoryType, Module,
+    TypeSection, ValType,
 };
 use wit_component::ComponentEncoder;
 use wit_parser::abi::WasmType;
 use wit_parser::{Type, TypeDefKind};
 
 use super::code;
-use super::values::{
-    Flat, HEAP, IMAGE, MEMORY_PAGES, Maker, N_SLOTS, RETURNED, SAVED_NAMES, Value, Word,
-};
+use super::values::{Flat, HEAP, IMAGE, MEMORY_PAGES, Maker, N_SLOTS, RETURNED, SAVED_NAMES, Value, Word};
 use super::wit::World;
 
 /// The most that a guest does.
@@ -35,7 +33,12 @@ const N_CHANGED: usize = 3;
 pub(super) enum Deed {
     Call(Calling),
     /// Drops what is in a variable, if anything is; where it forgets that, the handle is used again.
-    Drop { kind: usize, slot: u32, is_guarded: bool, is_forgotten: bool },
+    Drop {
+        kind: usize,
+        slot: u32,
+        is_guarded: bool,
+        is_forgotten: bool,
+    },
     /// Asks for so many pages of memory.
     Grow(u32),
     /// Writes to memory.
@@ -129,7 +132,8 @@ pub(super) fn make(worlds: [&World; 2], input: &[u8]) -> Made {
     let is_whole = kind < 240;
     if !is_whole {
         // What is broken may have other names in it than those that are forgotten.
-        let saves = |deed: &Deed| matches!(deed, Deed::Call(calling) if world.calls[calling.call].name == SAVE);
+        let saves =
+            |deed: &Deed| matches!(deed, Deed::Call(calling) if world.calls[calling.call].name == SAVE);
         plan.deeds.retain(|deed| !saves(deed));
     }
     let mut wasm = component(&plan);

@@ -270,7 +270,8 @@ impl Maker<'_, '_> {
 
     /// A logit program that is right: the most probable token.
     fn program(&mut self) -> Value {
-        let definition = self.world.resolve.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("operation"));
+        let definition =
+            self.world.resolve.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("operation"));
         let (id, ty) = definition.expect("where there are definitions there are operations");
         let TypeDefKind::Variant(operation) = &ty.kind else { unreachable!("operations are cases") };
         let case = |name: &str| operation.cases.iter().position(|case| case.name == name).expect(name) as u32;

@@ -4,8 +4,8 @@ use include_dir::{Dir, include_dir};
 use wit_component::{StringEncoding, metadata};
 use wit_parser::abi::{AbiVariant, WasmSignature};
 use wit_parser::{
-    Handle, LiftLowerAbi, ManglingAndAbi, Resolve, ResourceIntrinsic, SizeAlign, SourceMap, Type, TypeDefKind,
-    TypeId, WasmImport, WorldId, WorldItem,
+    Handle, LiftLowerAbi, ManglingAndAbi, Resolve, ResourceIntrinsic, SizeAlign, SourceMap, Type,
+    TypeDefKind, TypeId, WasmImport, WorldId, WorldItem,
 };
 
 static TODAYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
@@ -58,7 +58,8 @@ impl World {
         let mut sizes = SizeAlign::default();
         sizes.fill(&resolve);
         let (calls, kinds) = imports(&resolve, id);
-        let metadata = metadata::encode(&resolve, id, StringEncoding::UTF8, None).expect("the world is in order");
+        let metadata =
+            metadata::encode(&resolve, id, StringEncoding::UTF8, None).expect("the world is in order");
         Self { resolve, sizes, calls, kinds, metadata }
     }
 
