@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Buffer, Compiler, CudaError, Gpu, Module, Plain, Slice, Source, Stream};
+use crate::{Buffer, Compiler, Gpu, Module, Plain, Slice, Source, Stream};
 
 /// A device and a stream on it, without an engine.
 pub(crate) struct TestGpu {
@@ -11,11 +11,10 @@ pub(crate) struct TestGpu {
 }
 
 impl TestGpu {
-    /// The first device.
-    pub(crate) fn open() -> Result<Self, CudaError> {
-        let gpu = Gpu::open_without_cache(0)?;
+    /// With a stream of its own.
+    pub(crate) fn on(gpu: Gpu) -> Self {
         let stream = gpu.stream().expect("a stream");
-        Ok(Self { gpu, stream })
+        Self { gpu, stream }
     }
 
     /// A compiler that keeps nothing.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use trellis_engine::sampling::program::{DrawInputs, Machine, Program};
 
-use crate::CudaError;
 use crate::bare::TestGpu;
 use crate::ops::program::N_CHAINS_FEW;
 use crate::ops::program_plan::{EncodedProgram, PlanError};
 use crate::ops::program_trial::{CaseRow, difference, run};
+use crate::{CudaError, Gpu};
 
 /// Rows of a chain where there are many chains, and where there are few: they share their planes.
 const MANY_CHAINS_LEN: usize = 2;
@@ -56,7 +56,7 @@ impl ProgramDevice {
     /// # Errors
     /// There is none that can be used.
     pub fn open() -> Result<Self, CudaError> {
-        Ok(Self(TestGpu::open()?))
+        Gpu::open(0).map(|gpu| Self(TestGpu::on(gpu)))
     }
 
     /// Runs rows of one vocabulary in launches of many and of few, and says for each how what the device gives differs from what the

@@ -5,7 +5,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use crate::bare::{TestGpu, include_dir};
 use crate::driver::Graph;
-use crate::{CudaError, Event, Timing};
+use crate::{CudaError, Event, Gpu, Timing};
 
 /// Tests share the device, but for those that count its memory.
 static DEVICE: RwLock<()> = RwLock::new(());
@@ -40,8 +40,8 @@ pub(crate) fn gpu_alone() -> Option<TestGpu> {
 }
 
 fn open() -> Option<TestGpu> {
-    match TestGpu::open() {
-        Ok(test) => Some(test),
+    match Gpu::open_without_cache(0) {
+        Ok(gpu) => Some(TestGpu::on(gpu)),
         Err(error) => {
             let is_required = std::env::var_os("TRELLIS_REQUIRE_CUDA").is_some_and(|value| value == "1");
             assert!(!is_required, "TRELLIS_REQUIRE_CUDA=1, but: {error}");
