@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use tokio::runtime::Runtime;
-use trellis::config::{Config, Device};
+use trellis::config::{Config, Device, SavedContexts};
 use trellis::daemon::Daemon;
 use trellis::fuzzing;
 use trellis::guest::{GuestError, GuestLimits};
@@ -96,6 +96,8 @@ impl Components {
             device: Device::Cpu,
             compile_exe: Some(compiler),
             cache_dir: Some(cache_dir),
+            // What one process has saved is nothing to the next.
+            saved_contexts: SavedContexts::Memory,
             limits,
             ..Config::default()
         };
