@@ -104,6 +104,9 @@ pub(super) struct Return {
     pub(super) len: u32,
 }
 
+/// The parameters and results of a core function.
+type CoreSignature = (Vec<ValType>, Vec<ValType>);
+
 /// What a guest is made of.
 pub(super) struct Plan<'a> {
     pub(super) world: &'a World,
@@ -321,7 +324,7 @@ impl Plan<'_> {
     }
 
     /// Names and types of what it imports, each once, in order.
-    fn imports(&self) -> BTreeMap<(&str, &str), (Vec<ValType>, Vec<ValType>)> {
+    fn imports(&self) -> BTreeMap<(&str, &str), CoreSignature> {
         let mut imports = BTreeMap::new();
         for call in self.called().map(|call| &self.world.calls[call]) {
             let types = |types: &[WasmType]| types.iter().map(core_type).collect::<Vec<_>>();
