@@ -2,7 +2,26 @@
 
 use std::io::Cursor;
 
+use trellis_engine::account::{ActorId, Resource};
+
+use crate::guest::{GuestError, GuestHost};
 use crate::recording::{Answer, Broken, Call, Entry, FrameWriter, Head, MAGIC, Reader, write_head};
+use crate::service::HostService;
+
+/// Makes a component of this user ready to start, as [`GuestHost::compile`] does, but that it is compiled in this process.
+///
+/// # Errors
+/// As [`GuestHost::compile`].
+pub fn compile(host: &GuestHost, actor: ActorId, wasm: &[u8]) -> Result<(), GuestError> {
+    host.compile_here(actor, wasm)
+}
+
+/// What all users together hold of pages, contexts and bytes of host memory.
+#[must_use]
+pub fn held(service: &HostService) -> [u64; 3] {
+    [Resource::Pages, Resource::Contexts, Resource::HostBytes]
+        .map(|resource| service.accounts().used(resource))
+}
 
 /// Characters that are shown of a value at most, and how long it is.
 const N_SHOWN_MAX: usize = 430;

@@ -33,7 +33,7 @@ struct Shape {
 }
 
 /// Chains of which each block has a multiprocessor to itself.
-const N_CHAINS_FEW: usize = 16;
+pub(crate) const N_CHAINS_FEW: usize = 16;
 
 /// Chains of many that are under way together, as far as that matters for what is read ahead.
 const N_CHAINS_AT_ONCE: usize = 96;

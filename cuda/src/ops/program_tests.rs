@@ -46,8 +46,9 @@ fn compare(rows: Vec<(String, CaseRow)>, vocab_size: usize) -> usize {
     let Some(gpu) = gpu() else { return 0 };
     let (names, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     // Mostly more chains than the kernel for few takes, and then no more than it does: a bucket has one more.
-    let answers = run(&gpu, &rows, 2, vocab_size);
-    let few = rows.chunks(3 * (N_CHAINS_FEW - 1));
+    let all: Vec<&CaseRow> = rows.iter().collect();
+    let answers = run(&gpu, &all, 2, vocab_size);
+    let few = all.chunks(3 * (N_CHAINS_FEW - 1));
     let of_few: Vec<Answer> = few.flat_map(|rows| run(&gpu, rows, 3, vocab_size)).collect();
     let is_other = |(many, few): &(&Answer, &Answer)| bits(many) != bits(few);
     let n_other = answers.iter().zip(&of_few).filter(is_other).count();
@@ -197,7 +198,8 @@ fn speed() {
             for logits in [&normal, &vec![0.5; VOCAB_SIZE]] {
                 let row = |idx| CaseRow::plain(program.clone(), logits.clone(), idx as u64);
                 let rows: Vec<CaseRow> = (0..n_rows).map(row).collect();
-                let launched = Launched::new(&gpu, &Host::of(&rows, 1), VOCAB_SIZE);
+                let launched =
+                    Launched::new(&gpu, &Host::of(&rows.iter().collect::<Vec<_>>(), 1), VOCAB_SIZE);
                 let time = gpu.median_us(|| launched.run(&gpu, &kernel, VOCAB_SIZE));
                 line += &format!(" {time:>14.1}");
             }

@@ -128,6 +128,12 @@ impl HostService {
         &self.host
     }
 
+    /// What users and sessions hold.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
     async fn check(&self, actor: Actor, permission: Permission) -> Result<(), ErrorBody> {
         self.permissions.get().check(actor, permission).await
     }
