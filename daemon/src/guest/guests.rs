@@ -1,6 +1,6 @@
 //! The house of all guests: compiles, starts, lists and stops them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -34,6 +34,15 @@ const N_LOADS: usize = 2;
 
 /// What comes of compiling a component.
 type Compiled = Result<(Program, ProgramSource), Arc<GuestError>>;
+
+/// What becomes the daemon's children: what is told, or else the running executable.
+fn child_exe(told: Option<PathBuf>) -> Result<PathBuf, GuestError> {
+    let own = || {
+        crate::spawner::own_program()
+            .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })
+    };
+    told.map_or_else(own, Ok)
+}
 
 /// What a host for guests needs.
 #[derive(Debug)]
@@ -98,16 +107,12 @@ impl GuestHost {
         let limits = Arc::new(config.limits);
         let cache_limits =
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
-        let exe = match config.compile_exe {
-            Some(exe) => exe,
-            None => crate::spawner::own_program()
-                .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })?,
-        };
+        let exe = child_exe(config.compile_exe)?;
         let trials = Arc::new(Trials::new(exe.clone(), limits.clone()));
         let pool = GuestPool::new(limits.clone(), config.models.clone(), true, Some(trials))?;
         let cache = CodeCache::open(&config.cache_dir, &pool.runtime().engine, cache_limits)?;
         let processes = match config.isolation {
-            Isolation::Thread => None,
+            Isolation::Auto | Isolation::Thread => None,
             Isolation::Process => {
                 Some(GuestProcesses::new(exe.clone(), limits.clone(), config.models.clone())?)
             }
@@ -141,6 +146,23 @@ impl GuestHost {
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         if self.processes.is_some() { Isolation::Process } else { Isolation::Thread }
+    }
+
+    /// Where guests run in processes of their own: what the kernel enforces of the rules about their files, as far as that is known.
+    pub(crate) fn file_rules(&self) -> Option<&'static str> {
+        self.processes.as_ref().and_then(|processes| processes.file_rules())
+    }
+
+    /// Asks what a start would of a daemon with this isolation, whose children become of this executable. Blocks.
+    ///
+    /// # Errors
+    /// This machine cannot confine processes of guests.
+    pub(crate) fn check_isolation(isolation: Isolation, exe: Option<&Path>) -> Result<(), GuestError> {
+        if isolation != Isolation::Process {
+            return Ok(());
+        }
+        let exe = child_exe(exe.map(Path::to_owned))?;
+        GuestProcesses::try_out(&exe).map(drop)
     }
 
     /// The loaded models; the first is the default.

@@ -464,6 +464,7 @@ impl Service for HostService {
             // All else is said also where the machine does not say who is in which group.
             permissions: self.permissions.get().names(actor).await.ok(),
             isolation: Some(self.host.isolation().name().to_owned()),
+            file_rules: self.host.file_rules().map(str::to_owned),
             policy: self.loader.policy().map(|policy| match is_operator(actor) {
                 true => policy.shown(),
                 false => "set".to_owned(),
