@@ -32,6 +32,8 @@ mod keeper;
 mod listening;
 mod look;
 mod message;
+#[cfg(test)]
+mod native;
 mod outgoing;
 pub mod probe;
 mod processes;
