@@ -519,7 +519,10 @@ fn limits_are_told_by_processes_as_by_threads() {
             let ended = attack(mode).await;
             let message = &ended.reason().message;
             assert!(message.contains(said), "{mode}: {message}");
-            assert!(ended.usage.is_some_and(|usage| usage.n_tokens <= N_TOKENS), "{mode}: {ended:?}");
+            assert!(
+                ended.usage.as_ref().is_some_and(|usage| usage.n_tokens <= N_TOKENS),
+                "{mode}: {ended:?}"
+            );
         }
         let deadline = Some(Duration::from_millis(400));
         let options = StartOptions { deadline, ..with(&["sleep"]) };
