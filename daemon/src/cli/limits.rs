@@ -9,6 +9,7 @@ use super::connect::SocketArgs;
 use super::error::CliError;
 use super::info::shown_class;
 use super::output::{self, Format};
+use super::served;
 use super::table::{Align, Table};
 use crate::classes::Classes;
 use crate::config::{Config, Device, Sizes};
@@ -46,7 +47,7 @@ pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliEr
     let LimitsArgs { name, config, socket } = args;
     let (mut limits, class) = match config {
         Some(path) => {
-            let config = Config::load(&path)?;
+            let config = served::with_isolation(Some(&path), Config::load(&path)?);
             // A daemon would not start with them.
             Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
             (of_config(&config), None)

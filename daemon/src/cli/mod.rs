@@ -49,6 +49,7 @@ mod screen;
 mod seconds;
 mod seed;
 mod serve;
+mod served;
 mod service;
 mod status;
 mod stop;

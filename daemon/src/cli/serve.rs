@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
+use trellis_client::socket::default_socket;
 use trellis_client::{LoadingInfo, ReloadInfo, SettingChange};
 
 use super::connect::{self, DtypeArg};
@@ -18,6 +18,7 @@ use super::error::CliError;
 use super::interrupt::{HangUps, Interrupts, UpgradeSignals};
 use super::manager::{self, Lent, Manager};
 use super::output::{self, Format};
+use super::served::{self, OPEN_MODE, directory_mode};
 use super::status::loading;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
@@ -49,6 +50,9 @@ refused. What has come of that is in the log.
 
 On Linux it hears when memory is short, by the kernel's pressure stall information or by what MEMORY_PRESSURE_WATCH names, and lets go
 of what it can compute or read again; MEMORY_PRESSURE_WATCH=/dev/null has it watch nothing.
+
+The guests of each user run in a process of their own where root runs the daemon, where it listens on the socket of the machine, and
+where others may pass the folders of its socket; in threads of the daemon otherwise. The file's `isolation` says otherwise.
 
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
@@ -94,6 +98,8 @@ struct Settings {
     log: Option<LogFilter>,
     manager: Arc<Manager>,
     set_log: OnceLock<SetLog>,
+    /// Where the daemon listens, once it does.
+    listened: OnceLock<PathBuf>,
 }
 
 impl Settings {
@@ -102,13 +108,21 @@ impl Settings {
         let ServeArgs { config, models, device, dtype, socket, check: _, log } = args;
         let file = config.map(std::path::absolute).transpose();
         let file = file.map_err(CliError::io("find the current folder"))?;
-        let (manager, set_log) = (manager.clone(), OnceLock::new());
-        Ok(Self { file, models, device, dtype, socket, log, manager, set_log })
+        let (manager, set_log, listened) = (manager.clone(), OnceLock::new(), OnceLock::new());
+        Ok(Self { file, models, device, dtype, socket, log, manager, set_log, listened })
     }
-}
 
-impl Origin for Settings {
-    fn read(&self) -> Result<Config, ConfigError> {
+    /// With where guests run decided by where the daemon listens, or is told to.
+    fn decided(&self, config: Config) -> Config {
+        let isolation = match self.listened.get() {
+            Some(socket) => config.isolation.of(served::by(socket)),
+            None => served::isolation_of(&config),
+        };
+        Config { isolation, ..config }
+    }
+
+    /// What is said, with nothing decided.
+    fn told(&self) -> Result<Config, ConfigError> {
         if self.set_log.get().is_some()
             && let Some(path) = &self.file
         {
@@ -125,6 +139,12 @@ impl Origin for Settings {
         // Daemons that serve nobody else keep nothing.
         config.state_dir = config.state_dir.or_else(usual_state_dir);
         Ok(config)
+    }
+}
+
+impl Origin for Settings {
+    fn read(&self) -> Result<Config, ConfigError> {
+        Ok(self.decided(self.told()?))
     }
 
     fn begins(&self) {
@@ -217,7 +237,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     };
     let manager = Arc::new(manager);
     let settings = Arc::new(Settings::of(args, &manager)?);
-    let config = settings.read()?;
+    let config = settings.told()?;
     let set_log = logs::start(config.log.filter(), config.log_format, config.log_bytes)
         .map_err(CliError::io("reach journald, to which log_format sends the log"))?;
     // It is set here, and here alone.
@@ -233,6 +253,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // that come meanwhile should wait for this one.
     let Sockets { listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
     let socket = listener.path().to_owned();
+    // The service manager may have said where.
+    let _ = settings.listened.set(socket.clone());
+    let config = settings.decided(config);
     let told = manager.clone();
     let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
     let words = Words { format, is_text: config.log_format == LogFormat::Text };
@@ -565,23 +588,4 @@ fn adopt_for_metrics(lent: std::net::TcpListener) -> Result<(Endpoint, SocketAdd
     let endpoint = Endpoint::adopt(lent).map_err(CliError::io("take the socket for metrics of systemd"))?;
     let address = endpoint.address().map_err(CliError::io("take the socket for metrics of systemd"))?;
     Ok((endpoint, address))
-}
-
-/// The mode of a folder that others come to a socket through.
-const OPEN_MODE: u32 = 0o755;
-
-/// A user's own directory is closed to all others; the machine's has to let the socket's group in.
-fn directory_mode(socket: &Path) -> u32 {
-    if socket == Path::new(SYSTEM_SOCKET) { OPEN_MODE } else { 0o700 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_machines_directory_is_open_to_look_into() {
-        assert_eq!(directory_mode(Path::new("/run/user/1000/trellis/trellis.sock")), 0o700);
-        assert_eq!(directory_mode(Path::new(SYSTEM_SOCKET)), 0o755);
-    }
 }

@@ -10,6 +10,7 @@ use trellis_client::{Client, DaemonInfo, DeviceInfo, Error, LoadingInfo, ModelIn
 
 use super::connect::SocketArgs;
 use super::error::CliError;
+use super::info::shown_isolation;
 use super::output::{self, Format, escaped_line};
 use crate::ipc::{Lock, Owner, Phase, Seen, owner_of};
 
@@ -191,13 +192,15 @@ fn said_state(state: &str, daemon: &DaemonInfo) -> String {
 }
 
 fn of_daemon(daemon: &DaemonInfo) -> Vec<(&'static str, String)> {
-    vec![
+    let mut lines = vec![
         ("build", daemon.build.clone()),
         ("process", format!("{}, with {}", daemon.pid, output::bytes(daemon.resident_bytes))),
         ("running for", output::duration_ms(daemon.uptime_ms)),
         ("guests", daemon.n_guests.to_string()),
         ("sessions", daemon.n_sessions.to_string()),
-    ]
+    ];
+    lines.extend(shown_isolation(daemon).map(|isolation| ("isolation", isolation)));
+    lines
 }
 
 /// `tiny, loaded, f32 on cpu (2 threads), the default, 2 contexts`
@@ -254,6 +257,7 @@ mod tests {
         };
         let daemon = DaemonInfo {
             state: Some("draining".to_owned()),
+            isolation: Some("thread".to_owned()),
             pid: 7,
             uptime_ms: 61_000,
             devices: vec![device],
@@ -276,6 +280,7 @@ mod tests {
             "state        draining: it takes on nothing more, and what runs comes to its end\n",
             "socket       /run/t.sock\n",
             "running for  1 min 1 s\n",
+            "isolation    thread: guests run in threads of the daemon\n",
             "loading      big: 34% of 100 B\n",
             "model        tiny, loaded, f32 on cpu (2 threads), the default, 1 context\n",
             "model        tiny, FAILED: no memory, f32 on",

@@ -1,7 +1,7 @@
 //! The processes of guests, one for each user whose guests run.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,12 +11,14 @@ use tokio::sync::oneshot;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner};
 use trellis_engine::remote::Numbers;
 
+use super::confine::{FileRules, Lacking};
 use super::error::SpawnError;
 use super::far_guest::{Beginning, FarGuest};
 use super::keeper::Keeper;
 use super::message::Start;
 use super::spawn::{GuestProcess, LOOK_INTERVAL, ProcessEnd, ProcessSettings};
 use super::together::{Excess, Together, Use};
+use super::trial::confinement;
 use crate::guest::{
     GUEST_BYTES, GuestEnding, GuestError, GuestInfo, GuestIo, GuestLimits, GuestModels, GuestStop, Launch,
     RunningGuest,
@@ -44,6 +46,8 @@ pub(crate) struct GuestProcesses {
     drained: OnceLock<Instant>,
     n_begun: AtomicU64,
     together: Together,
+    /// What the kernel enforces of the rules about files; not known where no process could be tried.
+    file_rules: Option<FileRules>,
     runtime: OwnRuntime,
 }
 
@@ -72,17 +76,45 @@ impl Drop for OwnRuntime {
 }
 
 impl GuestProcesses {
-    /// `exe` is what becomes a process of guests.
+    /// `exe` is what becomes a process of guests. Blocks until one has been tried.
+    ///
+    /// # Errors
+    /// This machine cannot confine them, or has no thread to attend to them.
     pub(crate) fn new(
         exe: PathBuf,
         limits: Arc<GuestLimits>,
         models: Models,
     ) -> Result<Arc<Self>, GuestError> {
+        let file_rules = Self::try_out(&exe)?;
+        if let Some(Lacking { said, .. }) = file_rules.and_then(FileRules::lacking) {
+            tracing::warn!("guests run in processes of their own, and {said}");
+        }
         let no_runtime = |error| GuestError::Runtime { reason: format!("no thread for processes: {error}") };
         let runtime = OwnRuntime::start().map_err(no_runtime)?;
         let (keepers, drained, n_begun) = (Mutex::default(), OnceLock::new(), AtomicU64::new(0));
         let together = Together::new(limits.process_bytes(machine::memory_bytes()).all_guests);
-        Ok(Arc::new(Self { exe, limits, models, keepers, drained, n_begun, together, runtime }))
+        Ok(Arc::new(Self { exe, limits, models, keepers, drained, n_begun, together, file_rules, runtime }))
+    }
+
+    /// What this machine's kernel enforces of the rules about files in a process of this executable; nothing where there is no
+    /// process to find out, for a reason that may pass: guests are told of it then.
+    ///
+    /// # Errors
+    /// Such a process cannot be confined here.
+    pub(crate) fn try_out(exe: &Path) -> Result<Option<FileRules>, GuestError> {
+        match confinement(exe) {
+            Ok(confinement) => Ok(Some(confinement.files)),
+            Err(SpawnError::NotConfined { reason }) => Err(GuestError::NotConfined { reason }),
+            Err(error) => {
+                tracing::warn!(%error, "it is not known how guests are confined");
+                Ok(None)
+            }
+        }
+    }
+
+    /// What the kernel enforces of the rules about files, for clients.
+    pub(crate) fn file_rules(&self) -> Option<&'static str> {
+        self.file_rules.map(FileRules::name)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, Arc<Keeper>>> {

@@ -321,6 +321,10 @@ pub struct DaemonInfo {
     /// older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<String>,
+    /// With `process`: what the kernel enforces of the rules about files, ports and sockets (Landlock) that such a process has beside
+    /// its filter of system calls: `enforced`, `partly-enforced`, `missing`. Absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_rules: Option<String>,
     /// What it is doing, in a word: `ready`, `draining` while it takes on nothing more and what runs comes to its end, `failed`;
     /// an older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -266,7 +266,12 @@ fn list(attacks: &[Attack]) -> io::Result<()> {
 fn settings(told: &Told) -> Outcome<(PathBuf, Config)> {
     let trellis = told.trellis.clone().map_or_else(std::env::current_exe, Ok)?;
     let config = told.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
-    let isolation = if told.by_process { Isolation::Process } else { config.isolation };
+    let isolation = match config.isolation {
+        _ if told.by_process => Isolation::Process,
+        // Both modes are attacked, whoever runs this.
+        Isolation::Auto => Isolation::Thread,
+        told => told,
+    };
     Ok((trellis, Config { device: Device::Cpu, isolation, ..config }))
 }
 

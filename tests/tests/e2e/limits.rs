@@ -22,7 +22,7 @@ fn settings() -> String {
     let path = |path: Option<std::path::PathBuf>| path.expect("the tests have one").display().to_string();
     let (cache_dir, compile_exe, device) = (path(cache_dir), path(compile_exe), String::from(device));
     format!(
-        "cache_dir = {cache_dir:?}\ncompile_exe = {compile_exe:?}\ndevice = {device:?}\n\
+        "cache_dir = {cache_dir:?}\ncompile_exe = {compile_exe:?}\ndevice = {device:?}\nisolation = 'thread'\n\
          [limits]\ncpu_ms = 600000\ndeadline_ms = 1200000\ncompile_ms = 600000\nmemory_bytes = {MEMORY_BYTES}\nn_handles = 1024\n\
          [sessions]\nn_connections = 5\n"
     )

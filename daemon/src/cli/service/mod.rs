@@ -69,7 +69,8 @@ Examples:
   trellis service install --root ./image     the files alone
 
 The program goes to /usr/local/bin, units to /etc/systemd/system, and a configuration to /etc/trellis/trellis.toml where there is
-none. The daemon runs as the user trellis; members of the group trellis may use it (`sudo usermod -aG trellis ADA`).";
+none. The daemon runs as the user trellis; members of the group trellis may use it (`sudo usermod -aG trellis ADA`), each of whom has a
+process of his own for guests unless the configuration says otherwise.";
 
 const UNINSTALL_EXAMPLES: &str = "\
 Examples:
