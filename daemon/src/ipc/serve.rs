@@ -58,7 +58,9 @@ pub async fn run<S: Service>(
         shutdown.cancel();
     }
     tasks.close();
-    tasks.wait().await;
+    if !sessions.ends_by().wait(tasks.wait()).await {
+        tracing::warn!("connections have not ended in time");
+    }
     sessions.detached_ended().await;
     match left.expect("the thread that accepts connections ends when it is told to") {
         Left::Kept(listener) => hand_over.keep(*listener),
