@@ -124,6 +124,7 @@ impl Upgrade {
     /// The daemon was told to end: no program takes its place.
     pub(crate) fn give_up(&self) {
         self.is_replaced.store(false, Ordering::Relaxed);
+        self.hand_over.give_up();
         self.successor.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
