@@ -231,11 +231,11 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let Sockets { listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
     let socket = listener.path().to_owned();
     let told = manager.clone();
-    let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
+    let notes = StartNotes::in_(listener.start_note().map_err(CliError::io("open the lock"))?);
     let words = Words { format, is_text: config.log_format == LogFormat::Text };
     let starting = connect::start_told(&config, words.format_of_progress(), move |progress| {
         told.loads(progress);
-        note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
+        notes.tell(progress);
     });
     let daemon = interrupts.stop(starting).await?;
     daemon.set_origin(settings);
@@ -288,7 +288,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
-        never = upgrade(&daemon, &mut upgrades) => match never {},
+        never = follow_upgrades(&daemon, &mut upgrades) => match never {},
         never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
