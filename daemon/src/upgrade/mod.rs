@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_wire::UpgradeInfo;
 
 pub(crate) use self::command::CommandLine;
-pub(crate) use self::handover::{Inherited, InheritedMetrics, NAME};
+pub(crate) use self::handover::{Inherited, InheritedMetrics, NAME, check_asked};
 pub(crate) use self::replace::replace;
 pub(crate) use self::signals::{Signals, hold_signals, let_signals_through};
 pub(crate) use self::successor::Successor;
