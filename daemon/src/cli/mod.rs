@@ -50,6 +50,7 @@ mod seconds;
 mod seed;
 mod serve;
 mod service;
+mod start_notes;
 mod status;
 mod stop;
 mod table;
