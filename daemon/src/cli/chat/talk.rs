@@ -147,18 +147,20 @@ impl Talk {
         }
     }
 
-    /// Starts a guest on a model. Where the daemon has gone, in the next one.
+    /// Starts a guest on a model. Where the daemon has gone or is about to, in the next one.
     async fn start(&mut self, model: Option<String>) -> Result<Partner, Silence> {
         let options =
             StartOptions { model, seed: self.seed, label: Some(GUEST.to_owned()), ..StartOptions::default() };
-        let Self { home, program, screen, presses, .. } = self;
-        let started = Partner::start(&home.client, program.clone(), options.clone(), screen, presses).await;
-        match started {
-            Err(Silence::Lost(CliError::Client(Error::ConnectionLost(_)))) => {
-                *home = presses.stop(find_again(&self.args)).await?;
-                Partner::start(&home.client, program.clone(), options, screen, presses).await
+        let mut finding = Finding::new(&self.args);
+        loop {
+            let Self { home, program, screen, presses, .. } = self;
+            let started = Partner::start(&home.client, program.clone(), options.clone(), screen, presses);
+            match started.await {
+                Err(Silence::Lost(error)) if !home.is_inside() => {
+                    *home = presses.stop(finding.after(&self.args, error)).await?;
+                }
+                started => return started,
             }
-            started => started,
         }
     }
 
@@ -184,6 +186,9 @@ impl Talk {
     /// Has the model answer a message. What was said when an answer is cut short stays said.
     async fn answer(&mut self, message: &str) -> Result<Next, CliError> {
         let mut text = String::new();
+        if let Some(partner) = &mut self.partner {
+            partner.forget_press();
+        }
         let outcome = loop {
             let (partner, was_there) = match self.partner().await {
                 Ok(there) => there,
@@ -371,9 +376,16 @@ impl Talk {
     }
 
     async fn list_models(&mut self) -> Result<Next, CliError> {
-        let models = match self.presses.stop(async { Ok(self.home.client.models().await?) }).await {
-            Ok(models) => models,
-            Err(error) => return Ok(said_wrong(&error)),
+        let mut finding = Finding::new(&self.args);
+        let models = loop {
+            let Self { home, args, presses, .. } = self;
+            match presses.stop(async { Ok(home.client.models().await?) }).await {
+                Ok(models) => break models,
+                Err(error) => match presses.stop(finding.after(args, error)).await {
+                    Ok(found) => *home = found,
+                    Err(error) => return Ok(said_wrong(&error)),
+                },
+            }
         };
         let own = self.partner.as_ref().map(|partner| partner.model.as_str());
         let lines = models.iter().map(|model| {
