@@ -37,6 +37,7 @@ mod metrics;
 mod models;
 mod new;
 mod output;
+mod patience;
 mod profile;
 mod progress;
 mod ps;

@@ -1,16 +1,17 @@
 //! A conversation on a terminal.
 
-use trellis_client::{Error, ErrorBody, ErrorCode, Lost, Program, StartOptions};
+use trellis_client::{Error, ErrorBody, ErrorCode, Program, StartOptions};
 
 use super::ChatArgs;
 use super::command::{self, Command, Input};
 use super::conversation::{Conversation, Message, Role};
 use super::editor::{Line, Prompt, SIGN};
+use super::finding::Finding;
 use super::partner::{Answered, Ending, Partner, Request, Silence};
 use super::settings::Settings;
 use super::store::{Store, StoreError};
 use crate::bundled;
-use crate::cli::connect::{Found, Home, HomeArgs};
+use crate::cli::connect::{Home, HomeArgs};
 use crate::cli::error::CliError;
 use crate::cli::interrupt::{Press, Presses};
 use crate::cli::output::{Format, escaped, note, print_line, remark};
@@ -35,7 +36,7 @@ pub(super) async fn talk(args: ChatArgs) -> Result<(), CliError> {
     let (home, program) = presses
         .stop(async {
             let program = run::program(&named, Format::Text).await?;
-            Ok((run::home(&args.home, &named, Format::Text).await?, program))
+            Ok((run::home(&args.home, &named, &mut args.home.patience(Format::Text)).await?, program))
         })
         .await?;
     let store = Store::of_user();
@@ -113,12 +114,13 @@ impl Talk {
                 return Err(CliError::Interrupted);
             }
             prompt.show().await;
+            let mut is_interrupted = false;
             let line = loop {
                 tokio::select! {
                     biased;
                     press = self.presses.next() => match press {
-                        // One for an answer that had ended.
-                        Press::Interrupt => {}
+                        // One from before the prompt was for an answer that had ended.
+                        Press::Interrupt => is_interrupted |= prompt.is_edited(),
                         Press::End => {
                             prompt.withdraw().await;
                             return Err(CliError::Interrupted);
@@ -128,6 +130,8 @@ impl Talk {
                 }
             };
             let next = match line {
+                // Pressed behind the line, before anything came of it.
+                Line::Text(_) if is_interrupted => Next::GoOn,
                 Line::Text(text) => match command::read(&text) {
                     Ok(Input::Nothing) => Next::GoOn,
                     Ok(Input::Message(text)) => self.answer(&text).await?,
@@ -437,14 +441,6 @@ impl Talk {
         });
         self.presses.stop(async { Ok(loading.await?) }).await?;
         Ok(())
-    }
-}
-
-/// The daemon after one that has gone. A conversation that was held elsewhere loads no models into this process.
-async fn find_again(args: &HomeArgs) -> Result<Home, CliError> {
-    match args.find(Format::Text).await? {
-        Found::There(home) => Ok(home),
-        Found::Here(_) => Err(Error::ConnectionLost(Lost::Closed).into()),
     }
 }
 
