@@ -98,6 +98,9 @@ pub(crate) enum CliError {
     Refused { guest: String, source: std::sync::Arc<GuestError> },
     #[error("no place for compiled components: neither XDG_CACHE_HOME nor HOME is set")]
     NoCacheHome,
+    /// It listens, or somebody does for it.
+    #[error("the daemon at {socket} has not answered, nor shown that it comes on, for {} s", .waited.as_secs_f64())]
+    Silent { socket: String, waited: std::time::Duration },
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
@@ -253,7 +256,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_) | Self::ModelLeaves { .. } => TRY_AGAIN,
+            Self::Device(_) | Self::ModelLeaves { .. } | Self::Silent { .. } => TRY_AGAIN,
             Self::Guest(body) | Self::NotCompared(body) | Self::NotBegun(body)
                 if body.code.is_retryable() =>
             {
@@ -293,6 +296,7 @@ impl CliError {
             Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
                 "`trellis models` lists the loaded models"
             }
+            Self::Silent { .. } => "`trellis status` says what can be said of it, its log more",
             Self::ModelLeaves { .. } => "or run inside this process with --local",
             Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",
             Self::Client(trellis_client::Error::Handshake(_) | trellis_client::Error::TooOld { .. }) => {

@@ -37,7 +37,7 @@ pub(crate) struct InfoArgs {
 }
 
 pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError> {
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let info = client.info().await?;
     let models = match format {
         Format::Text => client.models().await?,

@@ -53,7 +53,7 @@ pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliEr
             (of_config(&config), None)
         }
         None => {
-            let client = socket.connect().await?;
+            let client = socket.connect(format).await?;
             (client.limits().await?, client.info().await?.class)
         }
     };

@@ -53,7 +53,7 @@ pub(crate) async fn metrics(args: MetricsArgs, format: Format) -> Result<(), Cli
     if args.list {
         return output::print(format, &listed(), |metrics| metrics.iter().map(line).collect());
     }
-    let told = Told { text: args.socket.connect().await?.metrics().await? };
+    let told = Told { text: args.socket.connect(format).await?.metrics().await? };
     output::print(format, &told, |told| told.text.clone())
 }
 

@@ -5,13 +5,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
 use trellis_client::socket::default_socket;
-use trellis_client::{LoadingInfo, ReloadInfo, SettingChange};
+use trellis_client::{ReloadInfo, SettingChange};
 
 use super::connect::{self, DtypeArg};
 use super::error::CliError;
@@ -19,16 +19,16 @@ use super::interrupt::{HangUps, Interrupts, UpgradeSignals};
 use super::manager::{self, Lent, Manager};
 use super::output::{self, Format};
 use super::served::{self, OPEN_MODE, directory_mode};
-use super::status::loading;
+use super::start_notes::StartNotes;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
-use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
-use crate::ipc::{Listener, StartNote};
+use crate::daemon::{Daemon, usual_state_dir};
+use crate::ipc::Listener;
 use crate::logs::{self, SetLog};
 use crate::metrics::Endpoint;
 use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
 use crate::tasks::joined;
-use crate::upgrade::{CommandLine, Inherited, InheritedMetrics, Signals};
+use crate::upgrade::{self, CommandLine, Inherited, InheritedMetrics, Signals};
 use crate::{cores, descriptors};
 
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ Examples:
 
 Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on nothing more and waits for what
 it is at, up to sessions.drain_ms (10 s), of which guests are told, so that they may save what they have; then it ends guests, their
-clients hear shutting_down, which may be tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
+clients hear shutting_down, which may be tried again, and the socket is removed, within a second, whatever does not come to its end. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
@@ -158,6 +158,7 @@ impl Origin for Settings {
                 format!("serving; read again: {n_changed} settings changed, {n_waiting} wait for a restart")
             }
             Err(ReloadError::Panicked) => "serving; the configuration could not be read again".to_owned(),
+            Err(ReloadError::Ending) => "the daemon is about to go down".to_owned(),
             Err(_) => "serving; the configuration is wrong and was not read again".to_owned(),
         };
         // After what is logged, and also where that fails.
@@ -176,6 +177,8 @@ impl Origin for Settings {
                     tracing::warn!(setting = name, "waits for a restart");
                 }
             }
+            // Who asked is told.
+            Err(ReloadError::Ending) => {}
             Err(error @ ReloadError::Panicked) => tracing::error!(%error, "nothing has changed"),
             Err(error) => {
                 tracing::error!(%error, "the configuration is wrong, and nothing of it has changed");
@@ -222,7 +225,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let started = Instant::now();
     if args.check {
         // Nothing takes its place, and an interrupt ends it.
-        crate::upgrade::let_signals_through();
+        upgrade::let_signals_through();
         return check(args, format);
     }
     let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
@@ -257,11 +260,11 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let _ = settings.listened.set(socket.clone());
     let config = settings.decided(config);
     let told = manager.clone();
-    let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
+    let notes = StartNotes::in_(listener.start_note().map_err(CliError::io("open the lock"))?);
     let words = Words { format, is_text: config.log_format == LogFormat::Text };
     let starting = connect::start_told(&config, words.format_of_progress(), move |progress| {
         told.loads(progress);
-        note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
+        notes.tell(progress);
     });
     let daemon = interrupts.stop(starting).await?;
     daemon.set_origin(settings);
@@ -314,7 +317,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
-        never = upgrade(&daemon, &mut upgrades) => match never {},
+        never = follow_upgrades(&daemon, &mut upgrades) => match never {},
         never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
@@ -333,7 +336,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     drop((model, daemon));
     // What comes from here on is for the next program; what came before is heard of now.
     signals.hold();
-    tokio::time::sleep(HEARD_TIME).await;
+    interrupts.heard_all().await;
     if interrupts.has_come() {
         words.say("stopped");
         return Ok(());
@@ -341,16 +344,14 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let (program, version) = (successor.program().display().to_string(), successor.version().to_owned());
     words.say(&format!("{program} ({version}) takes the place of this program"));
     let metrics = metrics.as_ref().map(|socket| (socket.as_fd(), metrics_are_lent));
-    let error = crate::upgrade::replace(&successor, &listener, metrics);
+    let error = upgrade::replace(&successor, &listener, metrics);
     tracing::error!(%error, program, "the program that was to take the place of this one cannot be started");
     Err(CliError::io(format!("start {program} in the place of this program"))(error))
 }
 
-/// How long a signal that was taken may be on its way to who watches for it.
-const HEARD_TIME: Duration = Duration::from_millis(50);
-
 /// Says whether a daemon would start with this command line.
 fn check(args: ServeArgs, format: Format) -> Result<(), CliError> {
+    upgrade::check_asked().map_err(CliError::io("take the place of the daemon"))?;
     let settings = Settings::of(args, &Arc::default())?;
     if let Some(path) = &settings.file {
         check_regular(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
@@ -399,25 +400,6 @@ impl Words {
     }
 }
 
-/// Says for `trellis status` how far the start is, where that has changed.
-fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
-    // That it is not said keeps nobody from serving.
-    let line = match progress {
-        LoadProgress::Loading { model, done_bytes, total_bytes } => {
-            let info =
-                LoadingInfo { model: model.clone(), done_bytes: *done_bytes, total_bytes: *total_bytes };
-            loading(&info)
-        }
-        LoadProgress::Ready => {
-            let _ = note.say_ready();
-            return;
-        }
-    };
-    if line != *last && note.say(&line).is_ok() {
-        *last = line;
-    }
-}
-
 /// Has the daemon read its configuration again whenever it is told to.
 async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
     loop {
@@ -430,7 +412,7 @@ async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
 }
 
 /// Has another program take the place of this one whenever the process is told to.
-async fn upgrade(daemon: &Daemon, signals: &mut UpgradeSignals) -> Infallible {
+async fn follow_upgrades(daemon: &Daemon, signals: &mut UpgradeSignals) -> Infallible {
     loop {
         signals.next().await;
         if let Err(error) = daemon.upgrade().begin(None).await {

@@ -84,6 +84,7 @@ mod tidy;
 mod top;
 mod tour;
 mod upgrade;
+mod waits;
 mod watermarks;
 
 /// The `trellis` binary under test.
