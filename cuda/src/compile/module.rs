@@ -156,7 +156,7 @@ impl<P> Kernel<P> {
         })
     }
 
-    /// Allows clusters of more than [`N_CLUSTER_BLOCKS`](crate::driver::N_CLUSTER_BLOCKS) blocks.
+    /// Allows clusters of more than the eight blocks that every device with clusters takes.
     ///
     /// # Errors
     /// The device knows no such clusters.
