@@ -289,8 +289,8 @@ pub(super) fn kernel(gpu: &TestGpu) -> MutexGuard<'static, ProgramKernel> {
     static KERNEL: OnceLock<Mutex<ProgramKernel>> = OnceLock::new();
     let load = || {
         let capability = gpu.gpu.compute_capability();
-        let [few, many] = sources(capability).map(|source| gpu.module(source));
-        Mutex::new(ProgramKernel::new([&few, &many], capability).expect("the kernel"))
+        let modules: Vec<_> = sources(capability).into_iter().map(|source| gpu.module(source)).collect();
+        Mutex::new(ProgramKernel::new(&modules, capability).expect("the kernel"))
     };
     KERNEL.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
 }

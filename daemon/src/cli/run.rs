@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program, StartOptions};
+use trellis_client::{Client, Error, ErrorCode, Event, Guest, Program, StartOptions};
 
 use super::cargo;
 use super::connect::{Found, Home, HomeArgs, read_component};
