@@ -244,7 +244,7 @@ fn speed_with_a_cold_cache() {
     for (name, definition) in timed_programs() {
         let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
         let row = CaseRow::plain(program, normal.clone(), 0);
-        let launched = Launched::new(&gpu, &Host::of(&[row], 1), VOCAB_SIZE);
+        let launched = Launched::new(&gpu, &Host::of(&[&row], 1), VOCAB_SIZE);
         let time = gpu.median_us(|| {
             evict();
             launched.run(&gpu, &kernel, VOCAB_SIZE);
