@@ -48,7 +48,7 @@ use self::told::{
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, LoadListener,
+    BroughtBy, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, LoadListener,
     PolicedGuest, Program, RunningGuest as Started, Used,
 };
 use crate::live::Live;
@@ -157,9 +157,11 @@ impl HostService {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
                 let short = hash.to_string()[..12].to_owned();
-                // The operator could look into the cache as well.
+                // The operator could look into the cache as well; what he has not had compiled himself is not found here.
                 let may_know = is_operator(actor) || self.components.is_known(actor.uid, &hash);
-                if may_know && let Some(program) = self.host.find(ActorId(actor.uid), known).await {
+                if may_know
+                    && let Some(program) = self.host.find(ActorId(actor.uid), BroughtBy::User, known).await
+                {
                     self.components.let_go(actor.uid, &hash);
                     return Ok((program, short));
                 }
@@ -174,7 +176,7 @@ impl HostService {
                     Some(wasm) => (wasm, short, Some(hash)),
                     // It may have been compiled meanwhile.
                     None if may_know => {
-                        let found = self.host.find(ActorId(actor.uid), known).await;
+                        let found = self.host.find(ActorId(actor.uid), BroughtBy::User, known).await;
                         return Ok((found.ok_or_else(unknown)?, short));
                     }
                     None => return Err(unknown()),
@@ -183,7 +185,7 @@ impl HostService {
             ProgramName::Named { name } => {
                 let named = self.registry.find(&name).await?;
                 if let Some(hash) = named.hash
-                    && let Some(program) = self.host.find(ActorId(actor.uid), hash).await
+                    && let Some(program) = self.host.find(ActorId(actor.uid), BroughtBy::Operator, hash).await
                 {
                     return Ok((program, name));
                 }
@@ -209,7 +211,8 @@ impl HostService {
                 progress.report(Stage::Compile, elapsed_ms, elapsed_ms);
             }
         };
-        let compiled = self.host.compile(ActorId(actor.uid), wasm, report).await;
+        let brought = if uploaded.is_some() { BroughtBy::User } else { BroughtBy::Operator };
+        let compiled = self.host.compile(ActorId(actor.uid), brought, wasm, report).await;
         if let (Some(hash), Ok(_)) = (uploaded, &compiled) {
             self.components.let_go(actor.uid, &hash);
         }

@@ -11,6 +11,7 @@ mod cancels;
 mod card;
 mod chat;
 mod cli;
+mod code;
 mod concurrency;
 mod constraints;
 mod descriptors;
