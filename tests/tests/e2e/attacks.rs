@@ -131,6 +131,11 @@ fn attack_by_all(category: Category, isolation: Isolation) {
         let wasm = guests::hostile();
         let alone = run(&client, &wasm, streamed()).await.well().tokens;
         assert_eq!(alone.len(), 24);
+        for uid in &USERS[..2] {
+            // Each user has it compiled: what follows is about guests that run.
+            let attacker = Client::connect_to(&place.socket(*uid)).await.expect("it listens");
+            let _ = run(&attacker, &wasm, with(&["exit-well"])).await.well();
+        }
         let aside = async |mode: &'static str| run(&client, &wasm, with(&[mode, suite::ASIDE])).await.well();
         aside("set-aside").await;
         // What another user's guest has sent and nobody has read yet.
