@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner};
 use trellis_engine::remote::Numbers;
 
-use super::confine::{FileRules, Lacking};
+use super::confine::{Confinement, FileRules, Lacking};
 use super::error::SpawnError;
 use super::far_guest::{Beginning, FarGuest};
 use super::keeper::Keeper;
@@ -102,14 +102,7 @@ impl GuestProcesses {
     /// # Errors
     /// Such a process cannot be confined here.
     pub(crate) fn try_out(exe: &Path) -> Result<Option<FileRules>, GuestError> {
-        match confinement(exe) {
-            Ok(confinement) => Ok(Some(confinement.files)),
-            Err(SpawnError::NotConfined { reason }) => Err(GuestError::NotConfined { reason }),
-            Err(error) => {
-                tracing::warn!(%error, "it is not known how guests are confined");
-                Ok(None)
-            }
-        }
+        of_trial(confinement(exe))
     }
 
     /// What the kernel enforces of the rules about files, for clients.
@@ -317,6 +310,18 @@ impl GuestProcesses {
     }
 }
 
+/// What a process that was tried says of those to come.
+fn of_trial(tried: Result<Confinement, SpawnError>) -> Result<Option<FileRules>, GuestError> {
+    match tried {
+        Ok(confinement) => Ok(Some(confinement.files)),
+        Err(SpawnError::NotConfined { reason }) => Err(GuestError::NotConfined { reason }),
+        Err(error) => {
+            tracing::warn!(%error, "it is not known how guests are confined");
+            Ok(None)
+        }
+    }
+}
+
 /// Guests of a user in these processes, and all.
 fn counted<'a>(actor: ActorId, keepers: impl Iterator<Item = &'a Arc<Keeper>>) -> (u64, u64) {
     keepers.fold((0, 0), |(n_theirs, n_all), keeper| {
@@ -373,6 +378,17 @@ fn describe(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_processes_cannot_be_confined_there_are_none_and_the_remedy_is_told() {
+        let reason = "the kernel does not filter system calls (seccomp)".to_owned();
+        let refused = of_trial(Err(SpawnError::NotConfined { reason: reason.clone() }));
+        let said = refused.expect_err("no guest would start").to_string();
+        assert!(said.contains(&reason) && said.contains("`isolation = \"thread\"`"), "{said}");
+        let without = Confinement { files: FileRules::Missing, is_first_to_die: true };
+        assert_eq!(of_trial(Ok(without)).expect("it is confined"), Some(FileRules::Missing));
+        assert_eq!(of_trial(Err(SpawnError::Late { limit_ms: 1 })).expect("it may pass"), None);
+    }
 
     #[test]
     fn an_end_for_want_of_memory_says_so() {

@@ -73,6 +73,13 @@ fn child_that_calls_as_32_bits() {
 
 #[test]
 #[ignore = "a child of other tests"]
+fn child_with_a_thread_too_many() {
+    let _other = thread::spawn(thread::park);
+    serve(probe::serve);
+}
+
+#[test]
+#[ignore = "a child of other tests"]
 fn child_that_echoes() {
     serve(|mut sender, mut receiver| {
         let mut frame = Vec::new();
@@ -181,6 +188,13 @@ async fn each_call_of_native_code_is_refused_by_the_kernel() {
     assert_eq!(wrong, Vec::<String>::new());
     assert!(n_calls > 60, "{n_calls}");
     assert_eq!(process.wait().await.expect("told"), ProcessEnd::Exited { code: 0 });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_cannot_be_confined_serves_nobody() {
+    let spawned = GuestProcess::spawn_as(&exe(), only("child_with_a_thread_too_many"), &settings()).await;
+    let error = spawned.map(drop).expect_err("a thread would not be confined");
+    assert!(matches!(&error, SpawnError::NotConfined { reason } if reason.contains("threads")), "{error}");
 }
 
 #[cfg(target_arch = "x86_64")]
