@@ -4,7 +4,7 @@
 //! - Goes out: an [`Outcome`]: the trace of all events as a digest, faults by kind, and the first thing that must not be.
 //! - What is real: the engine's core with its inbox, scheduler, pages, prefix cache, runs, budgets and accounts
 //!   ([`EngineLoop`](trellis_engine::fuzzing::EngineLoop) is the loop without its thread); contexts as the host API has them;
-//!   the sessions with their protocol, credit, uploads, cancels and shutdown; the client library.
+//!   the sessions with their protocol, credit, uploads, cancels, detached guests and shutdown; the client library.
 //! - What is simulated: time; the device (`device`), which answers from the pages that it is told to read, and fails; the network
 //!   (`network`); guests (`guest`), which follow a `script` in the place of wasm; the `service` between sessions and engine.
 //! - What it is held against: `naive`, which knows the tokens of a context and nothing else. `clients` and `raw` clients compare
@@ -22,7 +22,8 @@
 //! model says, in order, without holes, and all of it where the request ends well; no error but one that a fault of the scene
 //! allows; no output without credit; no budget passed; all clients come to their ends within a bound of virtual time; once they are
 //! gone, sessions end, and no context, page, byte, caller, mailbox or upload is left; the page tables agree with the contexts,
-//! between any two turns.
+//! between any two turns. Over however many connections a detached guest is read, what comes is what it has sent, once and in
+//! order (`detached`).
 //!
 //! That this is seen when it does not hold is shown by mistakes that the simulated parts make when they are told to
 //! ([`Mutation`]); each is noticed within so many seeds from 0 on:
@@ -46,9 +47,11 @@
 //! a test of its own where it lies.
 
 mod clients;
+mod detached;
 mod device;
 mod draws;
 mod guest;
+mod lines;
 mod mutation;
 mod naive;
 mod network;
