@@ -68,8 +68,6 @@ faults! {
     Reattach = "detached guests attached",
     /// A reader of a detached guest has another take its place.
     TakenOver = "readers taken over",
-    /// A detached guest is ended because nobody reads it.
-    Unread = "detached guests left unread",
     /// The daemon's sessions are dropped where they wait.
     Crash = "sessions dropped",
 }

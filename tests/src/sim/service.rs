@@ -218,9 +218,6 @@ impl Service for SimService {
             let result = tokio::select! {
                 biased;
                 reason = stopped => {
-                    if matches!(reason, StopReason::Unread { .. }) {
-                        notes.fault(Fault::Unread);
-                    }
                     notes.event(format_args!("guest {number} is stopped: {reason:?}"));
                     if notes.makes(Mutation::LostEnd) {
                         std::future::pending::<()>().await;
