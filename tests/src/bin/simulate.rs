@@ -12,7 +12,7 @@ use trellis_tests::sim::{self, Mutation, Summary};
 /// Play scenes of daemon, scheduler, sessions and clients on one thread each, in virtual time, with faults
 ///
 /// A scene follows from its seed alone: who connects, what guests do, what fails and when. Connections are cut, readers are slow,
-/// allocations and steps fail, guests are dropped where they wait, models and the daemon go. What clients are told is held
+/// allocations and steps fail, guests are dropped where they wait or go on without their connection, models and the daemon go. What clients are told is held
 /// against a model that knows no pages and no batches, and nothing may be left at the end. The first seeds that break what must
 /// hold end the run, with the line that plays each of them again.
 #[derive(Debug, Parser)]

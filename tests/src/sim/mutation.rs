@@ -25,6 +25,8 @@ pub enum Mutation {
     LostStep,
     /// The account of a session is charged for something that is not given back.
     LostBytesOfHost,
+    /// A client that is to go on with a detached guest passes over an event.
+    ForgottenEvent,
 }
 
 impl Mutation {
@@ -43,6 +45,7 @@ impl Mutation {
             Self::DoubledOutput => "doubled-output",
             Self::LostStep => "lost-step",
             Self::LostBytesOfHost => "lost-bytes-of-host",
+            Self::ForgottenEvent => "forgotten-event",
         }
     }
 
@@ -59,5 +62,6 @@ impl Mutation {
         Self::DoubledOutput,
         Self::LostStep,
         Self::LostBytesOfHost,
+        Self::ForgottenEvent,
     ];
 }

@@ -64,6 +64,10 @@ faults! {
     Unload = "models unloaded",
     /// The daemon goes down in an orderly way.
     Shutdown = "shutdowns",
+    /// A detached guest is read over another connection than before.
+    Reattach = "detached guests attached",
+    /// A reader of a detached guest has another take its place.
+    TakenOver = "readers taken over",
     /// The daemon's sessions are dropped where they wait.
     Crash = "sessions dropped",
 }

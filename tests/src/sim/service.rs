@@ -179,8 +179,8 @@ impl Service for SimService {
             tokio::time::sleep(self.nap()).await;
         }
         let (model_idx, model) = self.model(request.model.as_deref())?;
-        let seed = request.arguments.first().and_then(|text| text.parse().ok());
-        let seed = seed.ok_or_else(|| ErrorBody::new(ErrorCode::InvalidArgument, "a script's seed"))?;
+        let script = Script::told(&request.arguments, model_idx);
+        let script = script.ok_or_else(|| ErrorBody::new(ErrorCode::InvalidArgument, "a script's seed"))?;
         let session = locked(&self.sessions).get(&request.session_id).cloned();
         let session = session.ok_or_else(|| ErrorBody::new(ErrorCode::Cancelled, "the session has ended"))?;
         let account = Account::new("guest", self.scene.budgets.guest, Some(session.clone()));
@@ -194,11 +194,11 @@ impl Service for SimService {
             guest: GuestId(number),
             account,
         };
-        let script = Script::of(seed, model_idx, true);
         self.notes.event(format_args!(
-            "guest {number} of user {} begins on {}: script {seed}, of {} ops",
+            "guest {number} of user {} begins on {}: script {:?}, of {} ops",
             request.actor.uid,
             MODELS[model_idx],
+            request.arguments,
             script.ops.len()
         ));
         let killed_after = script.killed_after;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use trellis::guest::GuestLimits;
-use trellis::session::{Actor, SessionError, SessionLimits, Sessions};
+use trellis::session::{Actor, SessionLimits, Sessions};
 use trellis_client::Client;
 use trellis_engine::EngineSettings;
 use trellis_engine::account::Resource;
@@ -18,9 +18,9 @@ use trellis_engine::model::Model;
 use super::clients::{self, Seat};
 use super::device::Clock;
 use super::draws::Draws;
-use super::network::Link;
+use super::lines::Lines;
 use super::notes::{Fault, Notes};
-use super::scene::{CutKind, End, LinkScene, MODELS, Scene, Unload};
+use super::scene::{End, LinkScene, MODELS, Scene, Unload};
 use super::script::{N_NAMES, saved_name};
 use super::service::{OPERATOR, SimService};
 use super::{raw, wiretap};
@@ -47,8 +47,7 @@ struct World {
     service: Arc<SimService>,
     sessions: Arc<Sessions<SimService>>,
     notes: Arc<Notes>,
-    links: Vec<Link>,
-    serving: Vec<JoinHandle<Result<(), SessionError>>>,
+    lines: Arc<Lines>,
 }
 
 /// Plays the scene of a seed, in a runtime whose clock is paused.
@@ -149,23 +148,31 @@ async fn live(seed: u64, service: Arc<SimService>) {
         n_connections: scene.n_connections,
         n_requests: scene.n_requests,
         stop_ms: STOP_MS,
+        n_detached: scene.detached.n_max,
+        n_detached_ended: scene.detached.n_ended,
+        detached_bytes: 0,
+        detached_kept_bytes: scene.detached.kept_bytes,
+        detached_idle_ms: scene.detached.idle_ms,
+        detached_ended_ms: scene.detached.ended_ms,
         ..SessionLimits::default()
     };
     let sessions = Sessions::new(service.clone(), limits, GuestLimits::default());
     let notes = service.notes.clone();
-    let mut world = World { service, sessions, notes, links: Vec::new(), serving: Vec::new() };
     let draws = &mut Draws::of(seed, 4);
+    let lines = Arc::new(Lines::new(sessions.clone(), service.clone(), draws.fork()));
+    let world = World { service, sessions, notes, lines };
     let mut living = Vec::new();
     for (number, scene) in scene.clients.iter().enumerate() {
         let actor = Actor { uid: scene.uid, gid: scene.uid };
-        let (link, end) = world.connect(number, actor, scene.link, draws);
-        let seat = Seat { number, scene: scene.clone(), link, service: world.service.clone() };
+        let (link, end) = world.lines.connect(actor, scene.link);
+        let (lines, service) = (world.lines.clone(), world.service.clone());
+        let seat = Seat { number, scene: scene.clone(), link, lines, service };
         living.push(match seat.scene.is_raw {
             true => tokio::spawn(raw::run(seat, end)),
             false => tokio::spawn(clients::run(seat, end)),
         });
     }
-    let operating = world.operate(draws);
+    let operating = world.operate();
     let lived = timeout(CLIENTS_TIME, async {
         for (number, ended) in join_all(living).await.into_iter().enumerate() {
             world.notes.expect(ended.is_ok(), || format!("client {number} panicked"));
@@ -181,31 +188,15 @@ async fn live(seed: u64, service: Arc<SimService>) {
 }
 
 impl World {
-    fn connect(
-        &mut self,
-        number: usize,
-        actor: Actor,
-        scene: LinkScene,
-        draws: &mut Draws,
-    ) -> (Link, super::network::End) {
-        let (link, client, daemon) = Link::new(number, scene, draws.fork(), self.notes.clone());
-        self.links.push(link.clone());
-        let (sessions, shutdown) = (self.sessions.clone(), self.service.shutdown.clone());
-        self.serving.push(tokio::spawn(async move { sessions.serve(daemon, actor, shutdown).await }));
-        (link, client)
-    }
-
     /// What happens to the daemon meanwhile.
-    fn operate(&mut self, draws: &mut Draws) -> Option<JoinHandle<()>> {
+    fn operate(&self) -> Option<JoinHandle<()>> {
         let Scene { end, unload, share, .. } = self.service.scene.clone();
         if matches!(end, End::Left) && unload.is_none() && share.is_none() {
             return None;
         }
         let link = LinkScene { capacity: 4096, split_max: 4096, delay_ms: 0, cut: None };
-        let number = self.service.scene.clients.len();
-        let aborts: Vec<_> = self.serving.iter().map(JoinHandle::abort_handle).collect();
-        let (_, end_of_link) = self.connect(number, OPERATOR, link, draws);
-        let (service, notes) = (self.service.clone(), self.notes.clone());
+        let (_, end_of_link) = self.lines.connect(OPERATOR, link);
+        let (service, notes, lines) = (self.service.clone(), self.notes.clone(), self.lines.clone());
         Some(tokio::spawn(async move {
             let begun = Instant::now();
             let client = Client::over(end_of_link).await.expect("the daemon answers its operator");
@@ -243,7 +234,7 @@ impl World {
                     End::Crash(at) => {
                         sleep_until(begun + at).await;
                         notes.fault(Fault::Crash);
-                        aborts.iter().for_each(tokio::task::AbortHandle::abort);
+                        lines.crash();
                     }
                 }
             };
@@ -252,14 +243,8 @@ impl World {
     }
 
     /// All clients have left.
-    async fn end(mut self) {
-        let is_silent = |link: &LinkScene| link.cut.is_some_and(|cut| cut.kind == CutKind::Silence);
-        let scenes: Vec<LinkScene> = self.service.scene.clients.iter().map(|client| client.link).collect();
-        let (mut hung, mut serving) = (Vec::new(), Vec::new());
-        for (idx, session) in std::mem::take(&mut self.serving).into_iter().enumerate() {
-            let may_hang = scenes.get(idx).is_some_and(is_silent);
-            if may_hang { &mut hung } else { &mut serving }.push(session);
-        }
+    async fn end(self) {
+        let [serving, hung] = self.lines.take_serving();
         for (sessions, why) in [(serving, "their clients left"), (hung, "they were told to")] {
             let ended = timeout(SESSIONS_TIME, join_all(sessions)).await;
             let Ok(ended) = ended else {
@@ -273,7 +258,15 @@ impl World {
             }
             self.service.shutdown.cancel();
         }
-        for link in &self.links {
+        let detached_ended = async {
+            while self.sessions.used(OPERATOR).all.n_detached > 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if timeout(SESSIONS_TIME, detached_ended).await.is_err() {
+            return self.notes.violation(format!("detached guests have not ended in {SESSIONS_TIME:?}"));
+        }
+        for link in &self.lines.links() {
             if let Err(violation) = wiretap::check(&link.tapes()) {
                 self.notes.violation(violation);
             }
