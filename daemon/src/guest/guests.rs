@@ -256,8 +256,9 @@ impl GuestHost {
         let invalid =
             |reason: Vec<u8>| GuestError::Invalid { reason: String::from_utf8_lossy(&reason).into_owned() };
         let code = super::worker::compile(wasm).map_err(invalid)?;
-        let program = self.ready(blake3::hash(wasm), &code)?;
-        self.programs().insert(program, actor);
+        let Wanted { actor, hash, key } = Wanted::new(actor, BroughtBy::User, blake3::hash(wasm));
+        let program = self.ready(hash, &code)?;
+        self.programs().insert(key, program, actor);
         Ok(())
     }
 
