@@ -127,7 +127,7 @@ impl Lock {
 }
 
 /// Bytes of a lock's file that are read.
-const N_BYTES_MAX: u64 = 256;
+const N_BYTES_MAX: u64 = 1024;
 
 /// What a daemon says of itself once it is ready: no line about a load.
 const READY: &str = "ready";

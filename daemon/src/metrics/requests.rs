@@ -125,7 +125,7 @@ mod tests {
         let text = exposition.text(TextFormat::Prometheus);
         let of_otel = "gen_ai_operation_name=\"text_completion\",gen_ai_provider_name=\"trellis\",gen_ai_request_model=\"m\"";
         for sample in [
-            "vllm:request_success_total{model_name=\"m\",finished_reason=\"abort\"} 0".to_owned(),
+            "vllm:request_success_total{model_name=\"m\",finished_reason=\"abort\"} 0.0".to_owned(),
             "vllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"2560\"} 0".to_owned(),
             "vllm:iteration_tokens_total_count{model_name=\"m\"} 0".to_owned(),
             format!("gen_ai_server_request_duration_seconds_count{{{of_otel}}} 0"),

@@ -294,7 +294,8 @@ async fn work_in_parts_ends_with_its_guest_under_way_and_paused() {
     while !beside.lock().users.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!((beside.lock().n_running, beside.lock().rooms), (0, Rooms::default()));
+    let pieces = beside.lock();
+    assert_eq!((pieces.n_running, pieces.rooms), (0, Rooms::default()));
 }
 
 #[tokio::test]
