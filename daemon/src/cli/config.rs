@@ -278,10 +278,7 @@ mod tests {
         let narrow = table(&settings, 80);
         let line = narrow.lines().find(|line| line.starts_with("classes.research-and-development.users "));
         let line = line.unwrap_or_else(|| panic!("{narrow}"));
-        assert!(
-            line.contains(" [\"a-user-of") && !line.contains("and-one-more-user"),
-            "{line}"
-        );
+        assert!(line.contains(" [\"a-user-of") && !line.contains("and-one-more-user"), "{line}");
         assert!(table(&settings, usize::MAX).contains("and-one-more-user"));
     }
 

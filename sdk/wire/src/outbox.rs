@@ -205,7 +205,11 @@ mod tests {
     struct Slow(usize);
 
     impl AsyncWrite for Slow {
-        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
             let n_taken = bytes.len().min(self.0);
             self.0 -= n_taken;
             if n_taken == 0 { Poll::Pending } else { Poll::Ready(Ok(n_taken)) }
