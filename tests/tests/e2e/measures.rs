@@ -1,6 +1,7 @@
 //! What the command `attacks` measures, and what it takes for too little: each of its rules with figures on both sides of it, and one
 //! measurement of a real daemon.
 
+use std::io;
 use std::process::Command;
 
 use serde_json::Value;
@@ -8,7 +9,7 @@ use trellis_tests::attacks::alone;
 use trellis_tests::attacks::neighbour::Window;
 use trellis_tests::attacks::pace::{MS_MAX, PACE_MIN, Row};
 use trellis_tests::attacks::processes::Tally;
-use trellis_tests::attacks::state::State;
+use trellis_tests::attacks::state::{State, of_child};
 use trellis_tests::attacks::{Attack, Ending, table};
 use trellis_tests::{daemons, pack};
 
@@ -155,6 +156,35 @@ fn what_processes_of_guests_keep_is_not_back() {
 }
 
 #[test]
+fn a_child_that_is_not_shown_is_no_error_and_one_that_has_ended_holds_nothing() {
+    let denied = || Err::<u64, _>(io::Error::from(io::ErrorKind::PermissionDenied));
+    assert_eq!(of_child(denied(), || false).expect("it is there"), None);
+    assert_eq!(of_child(denied(), || true).expect("it has ended"), Some(0));
+    let gone = || Err::<u64, _>(io::Error::from(rustix::io::Errno::SRCH));
+    assert_eq!(of_child(gone(), || true).expect("it has ended"), Some(0));
+    assert_eq!(of_child(Ok(7), || false).expect("it is there"), Some(7));
+    assert!(of_child::<u64>(Err(io::Error::other("broken")), || false).is_err());
+}
+
+#[test]
+fn what_the_system_does_not_show_of_processes_is_not_compared() {
+    let before = State {
+        n_descriptors: 40,
+        n_children: 1,
+        n_children_descriptors: 20,
+        held_kb: 100_000,
+        ..State::default()
+    };
+    let after = State { n_children_descriptors: 60, held_kb: 200_000, ..before };
+    assert_eq!(after.beyond(&before).len(), 2);
+    let hidden = State { n_hidden: 1, ..before };
+    assert_eq!(after.beyond(&hidden), [""; 0]);
+    assert_eq!(State { n_hidden: 1, ..after }.beyond(&before), [""; 0]);
+    let more = State { n_children: 2, n_children_threads: 9, ..after };
+    assert_eq!(more.beyond(&hidden).len(), 2, "all else is");
+}
+
+#[test]
 fn a_lone_user_has_too_little_below_the_least_share() {
     let had = |had: f64| alone::Row {
         what: "spin".to_owned(),
@@ -175,7 +205,7 @@ fn the_command_measures_an_attack_that_is_over_at_once() {
     let path = folder.path().join("pace.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_attacks"));
     command
-        .args(["--pace", "--only", "exit-with-a-status", "--seconds", "1", "--rounds", "1", "--json"])
+        .args(["--pace", "--only", "exit-with-a-status", "--seconds", "3", "--rounds", "1", "--json"])
         .arg(&path);
     if pack::folder().is_some() {
         return println!("skipped: packed, without the command");
