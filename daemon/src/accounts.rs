@@ -20,6 +20,8 @@ pub(crate) struct Accounts {
     daemon: Arc<Account>,
     user: Budget,
     session: Budget,
+    /// The most host memory that a class gives to a user.
+    class_host_bytes: u64,
     /// Whether a session has as much host memory as its user, whatever that is.
     is_session_as_user: bool,
     /// Classes, and how often they had been replaced when these came.
@@ -77,6 +79,7 @@ impl Accounts {
             daemon: Account::new("daemon", budgets.daemon.budget(host_bytes.daemon), None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
+            class_host_bytes: host_bytes.class_most,
             is_session_as_user: budgets.session.host_bytes.is_none(),
             classes: Live::new((classes, 0)),
             open: Mutex::default(),
@@ -140,7 +143,8 @@ impl Accounts {
         users.retain(|other, user| *other != actor || !user.is_over(n_replaced));
         let user = users.entry(actor).or_insert_with(|| {
             let (daemon, priority) = (Some(self.daemon.clone()), class.class.priority());
-            let budget = class.class.budget(self.user);
+            let mut budget = class.class.budget(self.user);
+            budget.host_bytes = budget.host_bytes.min(self.class_host_bytes);
             let account = Account::with_priority(USER, budget, daemon, priority);
             User { account, class }
         });
@@ -298,5 +302,17 @@ mod tests {
         assert_eq!(lab.limit(Resource::HostBytes), 4096, "its session has no more to itself");
         let other = begin(8).await;
         assert_eq!(exceeded(&other, Resource::Pages, 6), (USER, 5));
+    }
+
+    #[tokio::test]
+    async fn a_class_gives_no_more_host_memory_than_the_process_of_its_user_leaves() {
+        let settings = toml::from_str("[lab]\nusers = [7]\n[lab.limits]\nhost_bytes = 99999999999");
+        let classes = Classes::of(&settings.expect("valid")).expect("there are no names in it");
+        let budgets = Budgets::default();
+        let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(48 << 30, 5 << 30), classes);
+        let class = accounts.class_of(Actor { uid: 7, gid: 1 }).await;
+        let session = accounts.begin_session(ActorId(7), SessionId(1), class);
+        let of_both = [&session, session.user()].map(|account| account.limit(Resource::HostBytes));
+        assert_eq!(of_both, [5 << 30; 2]);
     }
 }
