@@ -57,12 +57,17 @@ impl From<Class> for Found {
 }
 
 impl User {
-    /// Whether it may come with another class.
-    fn is_over(&self, n_replaced: u64) -> bool {
+    /// Whether it may come with another class, once nothing holds its account.
+    fn is_old(&self, n_replaced: u64) -> bool {
         let account = &self.account;
         // What it has computed counts for as long as the daemon runs, where that is bounded.
         let is_counted = account.used(Resource::Tokens) > 0 && account.limit(Resource::Tokens) < UNLIMITED;
-        self.class.n_replaced != Some(n_replaced) && Arc::strong_count(account) == 1 && !is_counted
+        self.class.n_replaced != Some(n_replaced) && !is_counted
+    }
+
+    /// Whether it may come with another class.
+    fn is_over(&self, n_replaced: u64) -> bool {
+        self.is_old(n_replaced) && Arc::strong_count(&self.account) == 1
     }
 }
 
@@ -119,6 +124,17 @@ impl Accounts {
     pub(crate) fn set_classes(&self, classes: Classes) {
         let n_replaced = self.classes.get().1;
         self.classes.set((classes, n_replaced + 1));
+    }
+
+    /// Whether a user without sessions would come with another class, if nothing held its account that is only kept for when it comes.
+    #[cfg(any(target_os = "linux", test))]
+    pub(crate) fn awaits_another_class(&self, actor: ActorId) -> bool {
+        let n_replaced = self.classes.get().1;
+        let open = self.open();
+        open.users.get(&actor).is_some_and(|user| {
+            let is_of_user = |session: &Arc<Account>| Arc::ptr_eq(session.user(), &user.account);
+            user.is_old(n_replaced) && !open.sessions.values().any(is_of_user)
+        })
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -262,12 +278,18 @@ mod tests {
 
         // And where classes are replaced, for as long as it has something in the daemon.
         let slow = toml::from_str("[slow]\nusers = [7]\nshare = 2").expect("valid");
+        let kept = accounts.session(SessionId(1)).expect("it has begun").user().clone();
         accounts.set_classes(Classes::of(&slow).expect("there are no names in it"));
+        let awaits = || accounts.awaits_another_class(ActorId(7));
         assert_eq!(begin(7, 1, 5).await, fast);
+        assert!(!awaits(), "it is there");
         for session in [1, 5] {
             accounts.end_session(SessionId(session));
         }
+        assert!(awaits(), "its account is kept");
+        drop(kept);
         assert_eq!(begin(7, 1, 6).await.share.get(), 2);
+        assert!(!awaits());
         accounts.end_session(SessionId(6));
         assert_eq!(begin(7, 1, 7).await.share.get(), 2);
         assert_eq!(begin(8, 1, 8).await, fast, "it was here all the time");

@@ -104,6 +104,7 @@ impl HostService {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { host, loader, guests_dir, accounts, permissions, reload, upgrade, shutdown, started } =
             parts;
+        host.set_accounts(&accounts);
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir, host.limits().component_bytes as u64),
