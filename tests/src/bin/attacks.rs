@@ -33,8 +33,8 @@ Examples:
 Exit status:
   0   all is as it should be
   1   something is not, or could not be tried
-  77  nothing is wrong, but not all could be shown: without root all users are one, without the right to make a control group
-      nothing holds the daemon to its memory; the last line says which";
+  77  nothing is wrong, but not all could be shown: without root all users are one and what processes of guests hold is not shown,
+      without the right to make a control group nothing holds the daemon to its memory; the last lines say which";
 
 /// The exit status where something that is to be shown cannot be here, as test harnesses know it from automake.
 const SKIPPED: u8 = 77;
