@@ -20,6 +20,8 @@ pub(crate) struct Accounts {
     daemon: Arc<Account>,
     user: Budget,
     session: Budget,
+    /// The most host memory that a class gives to a user.
+    class_host_bytes: u64,
     /// Whether a session has as much host memory as its user, whatever that is.
     is_session_as_user: bool,
     /// Classes, and how often they had been replaced when these came.
@@ -55,12 +57,17 @@ impl From<Class> for Found {
 }
 
 impl User {
-    /// Whether it may come with another class.
-    fn is_over(&self, n_replaced: u64) -> bool {
+    /// Whether it may come with another class, once nothing holds its account.
+    fn is_old(&self, n_replaced: u64) -> bool {
         let account = &self.account;
         // What it has computed counts for as long as the daemon runs, where that is bounded.
         let is_counted = account.used(Resource::Tokens) > 0 && account.limit(Resource::Tokens) < UNLIMITED;
-        self.class.n_replaced != Some(n_replaced) && Arc::strong_count(account) == 1 && !is_counted
+        self.class.n_replaced != Some(n_replaced) && !is_counted
+    }
+
+    /// Whether it may come with another class.
+    fn is_over(&self, n_replaced: u64) -> bool {
+        self.is_old(n_replaced) && Arc::strong_count(&self.account) == 1
     }
 }
 
@@ -77,6 +84,7 @@ impl Accounts {
             daemon: Account::new("daemon", budgets.daemon.budget(host_bytes.daemon), None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
+            class_host_bytes: host_bytes.class_most,
             is_session_as_user: budgets.session.host_bytes.is_none(),
             classes: Live::new((classes, 0)),
             open: Mutex::default(),
@@ -118,6 +126,17 @@ impl Accounts {
         self.classes.set((classes, n_replaced + 1));
     }
 
+    /// Whether a user without sessions would come with another class, if nothing held its account that is only kept for when it comes.
+    #[cfg(any(target_os = "linux", test))]
+    pub(crate) fn awaits_another_class(&self, actor: ActorId) -> bool {
+        let n_replaced = self.classes.get().1;
+        let open = self.open();
+        open.users.get(&actor).is_some_and(|user| {
+            let is_of_user = |session: &Arc<Account>| Arc::ptr_eq(session.user(), &user.account);
+            user.is_old(n_replaced) && !open.sessions.values().any(is_of_user)
+        })
+    }
+
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,7 +159,8 @@ impl Accounts {
         users.retain(|other, user| *other != actor || !user.is_over(n_replaced));
         let user = users.entry(actor).or_insert_with(|| {
             let (daemon, priority) = (Some(self.daemon.clone()), class.class.priority());
-            let budget = class.class.budget(self.user);
+            let mut budget = class.class.budget(self.user);
+            budget.host_bytes = budget.host_bytes.min(self.class_host_bytes);
             let account = Account::with_priority(USER, budget, daemon, priority);
             User { account, class }
         });
@@ -258,12 +278,18 @@ mod tests {
 
         // And where classes are replaced, for as long as it has something in the daemon.
         let slow = toml::from_str("[slow]\nusers = [7]\nshare = 2").expect("valid");
+        let kept = accounts.session(SessionId(1)).expect("it has begun").user().clone();
         accounts.set_classes(Classes::of(&slow).expect("there are no names in it"));
+        let awaits = || accounts.awaits_another_class(ActorId(7));
         assert_eq!(begin(7, 1, 5).await, fast);
+        assert!(!awaits(), "it is there");
         for session in [1, 5] {
             accounts.end_session(SessionId(session));
         }
+        assert!(awaits(), "its account is kept");
+        drop(kept);
         assert_eq!(begin(7, 1, 6).await.share.get(), 2);
+        assert!(!awaits());
         accounts.end_session(SessionId(6));
         assert_eq!(begin(7, 1, 7).await.share.get(), 2);
         assert_eq!(begin(8, 1, 8).await, fast, "it was here all the time");
@@ -298,5 +324,17 @@ mod tests {
         assert_eq!(lab.limit(Resource::HostBytes), 4096, "its session has no more to itself");
         let other = begin(8).await;
         assert_eq!(exceeded(&other, Resource::Pages, 6), (USER, 5));
+    }
+
+    #[tokio::test]
+    async fn a_class_gives_no_more_host_memory_than_the_process_of_its_user_leaves() {
+        let settings = toml::from_str("[lab]\nusers = [7]\n[lab.limits]\nhost_bytes = 99999999999");
+        let classes = Classes::of(&settings.expect("valid")).expect("there are no names in it");
+        let budgets = Budgets::default();
+        let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(48 << 30, 5 << 30), classes);
+        let class = accounts.class_of(Actor { uid: 7, gid: 1 }).await;
+        let session = accounts.begin_session(ActorId(7), SessionId(1), class);
+        let of_both = [&session, session.user()].map(|account| account.limit(Resource::HostBytes));
+        assert_eq!(of_both, [5 << 30; 2]);
     }
 }

@@ -60,6 +60,7 @@ fn combined(a: &EngineStats, b: &EngineStats, combine: fn(u64, u64) -> u64) -> E
         n_rows: combine(a.n_rows, b.n_rows),
         n_tokens: combine(a.n_tokens, b.n_tokens),
         n_tokens_cached: combine(a.n_tokens_cached, b.n_tokens_cached),
+        n_tokens_found: combine(a.n_tokens_found, b.n_tokens_found),
         n_tokens_again: combine(a.n_tokens_again, b.n_tokens_again),
         n_swaps_out: combine(a.n_swaps_out, b.n_swaps_out),
         n_swaps_in: combine(a.n_swaps_in, b.n_swaps_in),

@@ -322,6 +322,25 @@ pub fn planes_bytes(n_sets: usize, vocab_size: usize) -> usize {
     n_sets * N_PLANES_MAX * vocab_size.next_multiple_of(4) * 4
 }
 
+/// How many clusters of a kernel the device takes at once that has more blocks in one than every device with clusters takes.
+fn n_large_clusters(kernel: &Kernel<ProgramParams>, shape: Shape) -> Result<usize, CudaError> {
+    kernel.allow_large_clusters()?;
+    shape.launch(1).n_resident_clusters(kernel, shape.n_blocks as u32)
+}
+
+/// Whether the device takes enough of such clusters: a part of one may have no multiprocessors for them. A device that does not know
+/// them, or does not say, has none; the next shape takes their chains.
+fn has_room(shape: &Shape, n_clusters: Result<usize, CudaError>) -> bool {
+    match n_clusters {
+        Ok(n_clusters) => n_clusters >= N_CHAINS_LEAST,
+        Err(error) => {
+            let Shape { kernel, n_blocks, .. } = *shape;
+            tracing::warn!(%error, kernel, n_blocks, "logit programs run in smaller clusters");
+            false
+        }
+    }
+}
+
 /// The kernel, loaded.
 #[derive(Debug)]
 pub struct ProgramKernel {
@@ -339,14 +358,9 @@ impl ProgramKernel {
         for (module, &shape) in modules.iter().zip(shapes(capability)) {
             let kernel = module.kernel(shape.kernel)?;
             kernel.allow_shared_bytes(shape.shared_bytes)?;
-            if shape.n_blocks > N_CLUSTER_BLOCKS {
-                kernel.allow_large_clusters()?;
-                // A part of a device may have no multiprocessors for them.
-                if shape.launch(1).n_resident_clusters(&kernel, shape.n_blocks as u32)? < N_CHAINS_LEAST {
-                    continue;
-                }
+            if shape.n_blocks <= N_CLUSTER_BLOCKS || has_room(&shape, n_large_clusters(&kernel, shape)) {
+                of.push((kernel, shape));
             }
-            of.push((kernel, shape));
         }
         Ok(Self { of })
     }

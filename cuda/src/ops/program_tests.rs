@@ -81,6 +81,24 @@ fn there_is_a_kernel_for_any_number_of_chains() {
 }
 
 #[test]
+fn a_device_that_does_not_take_large_clusters_has_a_kernel_for_every_chain_all_the_same() {
+    let refused = || CudaError::Call {
+        call: "cuOccupancyMaxActiveClusters",
+        code: None,
+        reason: "not supported".to_owned(),
+    };
+    let shapes = shapes((9, 0));
+    let large = shapes.iter().filter(|shape| shape.n_blocks > N_CLUSTER_BLOCKS);
+    assert!(large.clone().count() > 0);
+    for shape in large {
+        assert!(has_room(shape, Ok(N_CHAINS_LEAST)) && !has_room(shape, Ok(N_CHAINS_LEAST - 1)));
+        assert!(!has_room(shape, Err(refused())));
+    }
+    let others: Vec<&Shape> = shapes.iter().filter(|shape| shape.n_blocks <= N_CLUSTER_BLOCKS).collect();
+    assert_eq!(others.last().map(|shape| shape.n_chains_max), Some(usize::MAX));
+}
+
+#[test]
 fn random_programs_are_those_of_the_cpu() {
     if gpu().is_none() {
         return;

@@ -32,6 +32,8 @@ pub struct EngineStats {
     pub n_tokens: u64,
     /// Tokens that the prefix cache spared.
     pub n_tokens_cached: u64,
+    /// Of those, the ones that a context had not had before, without those that it had lost for want of room and found again.
+    pub n_tokens_found: u64,
     /// Tokens that a constraint forced, or nearly, and that were drawn in one row with what follows them: each spared a step.
     pub n_tokens_forced: u64,
     /// Pages moved to host memory since the start.
@@ -46,7 +48,7 @@ pub struct EngineStats {
     pub causes: Causes,
     /// How long the device has computed; time between steps does not count.
     pub device_busy: Duration,
-    /// Of those tokens, the ones of prompts, without those that were computed again.
+    /// Of the tokens computed, the ones of prompts, without those that were computed again.
     pub n_tokens_of_prompts: u64,
     /// Runs that had their term of steps, and gave the right to their pages up to who waited.
     pub n_preempted: u64,

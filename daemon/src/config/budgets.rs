@@ -78,6 +78,8 @@ pub(crate) struct HostBytes {
     pub(crate) session: u64,
     pub(crate) user: u64,
     pub(crate) daemon: u64,
+    /// The most that a user may have by its class: what the process of its guests leaves, or what the file gives to every user.
+    pub(crate) class_most: u64,
 }
 
 /// What of the machine's memory guests may have. As much again may be KV memory, code and models that are bundled.
@@ -122,13 +124,14 @@ impl Default for Budgets {
 }
 
 impl Budgets {
-    /// Bytes of host memory of each level in a process that may come to so many. A user for whom nothing is said has `user_most`
-    /// at most.
+    /// Bytes of host memory of each level in a process that may come to so many. A user for whom nothing is said, or of whom a class
+    /// says more, has `user_most` at most.
     pub(crate) fn host_bytes(&self, memory_bytes: u64, user_most: u64) -> HostBytes {
         let whole = |n_bytes: u64| n_bytes.next_multiple_of(WHOLE_BYTES);
         let daemon = self.daemon.host_bytes.unwrap_or(whole(memory_bytes / PART_OF_MACHINE));
         let user = self.user.host_bytes.unwrap_or(whole(daemon / PART_OF_DAEMON).min(user_most));
-        HostBytes { session: self.session.host_bytes.unwrap_or(user), user, daemon }
+        let session = self.session.host_bytes.unwrap_or(user);
+        HostBytes { session, user, daemon, class_most: user_most.max(user) }
     }
 }
 
@@ -153,7 +156,7 @@ mod tests {
         let gib = 1 << 30;
         let parts = |text: &str| {
             let budgets: Budgets = toml::from_str(text).expect("valid");
-            let HostBytes { session, user, daemon } = budgets.host_bytes(12 * gib, 5 * gib);
+            let HostBytes { session, user, daemon, .. } = budgets.host_bytes(12 * gib, 5 * gib);
             [session, user, daemon].map(|n_bytes| n_bytes / gib)
         };
         assert_eq!(parts(""), [2, 2, 4]);
@@ -162,5 +165,11 @@ mod tests {
         assert_eq!(parts("[session]\nhost_bytes = 1073741824\nn_pages = 7"), [1, 2, 4]);
         assert_eq!(parts("[daemon]\nhost_bytes = 12884901888"), [5, 5, 12], "no more than the most");
         assert_eq!(parts("[user]\nhost_bytes = 6442450944"), [6, 6, 4], "it was said");
+        let class_most = |text: &str| {
+            let budgets: Budgets = toml::from_str(text).expect("valid");
+            budgets.host_bytes(12 * gib, 5 * gib).class_most / gib
+        };
+        assert_eq!(class_most(""), 5);
+        assert_eq!(class_most("[user]\nhost_bytes = 6442450944"), 6);
     }
 }

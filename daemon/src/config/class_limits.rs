@@ -11,12 +11,15 @@ use trellis_engine::account::Budget;
 pub struct ClassLimits {
     /// Tokens computed for each user of the class while the daemon lasts, in the place of `budgets.user.n_tokens`.
     pub n_tokens: Option<u64>,
-    /// KV pages that each user of the class holds at once, in the place of `budgets.user.n_pages`.
+    /// KV pages that each user of the class holds at once, in the place of `budgets.user.n_pages`. One connection has no more than
+    /// `budgets.session.n_pages` all the same.
     pub n_pages: Option<u64>,
     /// Contexts that each user of the class has open or saved at once, in the place of `budgets.user.n_contexts`.
+    /// One connection has no more than `budgets.session.n_contexts` all the same.
     pub n_contexts: Option<u64>,
     /// Bytes of host memory of each user of the class at once, in the place of `budgets.user.host_bytes`. A connection of such a
-    /// user may have all of it where the file does not set `budgets.session.host_bytes`.
+    /// user may have all of it where the file does not set `budgets.session.host_bytes`. Where guests have processes of their own, it is
+    /// no more than such a process leaves (`limits.process_memory_bytes`), or than the file gives to every user.
     pub host_bytes: Option<u64>,
     /// Guests that each user of the class runs at once, in the place of `limits.n_guests_per_user`.
     pub n_guests: Option<u32>,

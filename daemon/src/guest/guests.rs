@@ -24,6 +24,7 @@ use super::pool::{GuestInfo, GuestPool, Launch, RunningGuest};
 use super::programs::Programs;
 use super::tape::Tape;
 use super::trials::Trials;
+use crate::accounts::Accounts;
 use crate::config::Isolation;
 #[cfg(target_os = "linux")]
 use crate::isolation::GuestProcesses;
@@ -147,6 +148,13 @@ impl GuestHost {
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         if self.processes.is_some() { Isolation::Process } else { Isolation::Thread }
+    }
+
+    /// Says in whose accounts those of guests lie.
+    pub(crate) fn set_accounts(&self, accounts: &Arc<Accounts>) {
+        if let Some(processes) = &self.processes {
+            processes.set_accounts(accounts);
+        }
     }
 
     /// Where guests run in processes of their own: what the kernel enforces of the rules about their files, as far as that is known.

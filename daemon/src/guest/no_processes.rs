@@ -11,6 +11,7 @@ use super::error::GuestError;
 use super::io::GuestIo;
 use super::limits::GuestLimits;
 use super::pool::{GuestInfo, Launch, RunningGuest};
+use crate::accounts::Accounts;
 use crate::models::Models;
 
 /// There are none.
@@ -28,6 +29,10 @@ impl GuestProcesses {
     /// They are not.
     pub(crate) fn try_out(_: &Path) -> Result<Infallible, GuestError> {
         Err(GuestError::NotConfined { reason: "that needs Linux".to_owned() })
+    }
+
+    pub(crate) fn set_accounts(&self, _: &Arc<Accounts>) {
+        match self.0 {}
     }
 
     pub(crate) fn file_rules(&self) -> Option<&'static str> {

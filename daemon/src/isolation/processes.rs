@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Handle, Runtime};
@@ -19,6 +19,7 @@ use super::message::Start;
 use super::spawn::{GuestProcess, LOOK_INTERVAL, ProcessEnd, ProcessSettings};
 use super::together::{Excess, Together, Use};
 use super::trial::confinement;
+use crate::accounts::Accounts;
 use crate::guest::{
     GUEST_BYTES, GuestEnding, GuestError, GuestInfo, GuestIo, GuestLimits, GuestModels, GuestStop, Launch,
     RunningGuest,
@@ -46,6 +47,8 @@ pub(crate) struct GuestProcesses {
     drained: OnceLock<Instant>,
     n_begun: AtomicU64,
     together: Together,
+    /// Of those users. A process that is only kept for the next guest holds its user's, and with it the user's class.
+    accounts: OnceLock<Weak<Accounts>>,
     /// What the kernel enforces of the rules about files; not known where no process could be tried.
     file_rules: Option<FileRules>,
     runtime: OwnRuntime,
@@ -93,7 +96,29 @@ impl GuestProcesses {
         let runtime = OwnRuntime::start().map_err(no_runtime)?;
         let (keepers, drained, n_begun) = (Mutex::default(), OnceLock::new(), AtomicU64::new(0));
         let together = Together::new(limits.process_bytes(machine::memory_bytes()).all_guests);
-        Ok(Arc::new(Self { exe, limits, models, keepers, drained, n_begun, together, file_rules, runtime }))
+        Ok(Arc::new(Self {
+            exe,
+            limits,
+            models,
+            keepers,
+            drained,
+            n_begun,
+            together,
+            accounts: OnceLock::new(),
+            file_rules,
+            runtime,
+        }))
+    }
+
+    /// Says whose classes may be replaced: users come with another one, and no process that has nothing to do keeps them from it.
+    pub(crate) fn set_accounts(&self, accounts: &Arc<Accounts>) {
+        // A daemon has one of them.
+        let _ = self.accounts.set(Arc::downgrade(accounts));
+    }
+
+    fn awaits_another_class(&self, actor: ActorId) -> bool {
+        let accounts = self.accounts.get().and_then(Weak::upgrade);
+        accounts.is_some_and(|accounts| accounts.awaits_another_class(actor))
     }
 
     /// What this machine's kernel enforces of the rules about files in a process of this executable; nothing where there is no
@@ -248,7 +273,9 @@ impl GuestProcesses {
             }
             if !is_idle {
                 idle_since = None;
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= KEPT {
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= KEPT
+                || self.awaits_another_class(actor)
+            {
                 // None starts in it from here on, since that takes the same lock.
                 let mut keepers = self.lock();
                 if keeper.guests().is_empty() {

@@ -81,11 +81,11 @@ pub fn set_sizes(limits: &mut [Limit], sizes: &Sizes) {
 
 /// Fills in what the memory decides that the daemon's process may come to.
 pub(crate) fn set_memory(limits: &mut [Limit], config: &Config, memory_bytes: u64) {
-    let HostBytes { session, user, daemon } = config.host_bytes(memory_bytes);
+    let HostBytes { session, user, daemon, .. } = config.host_bytes(memory_bytes);
     let ProcessBytes { compile, guests, .. } = config.limits.process_bytes(memory_bytes);
     for (name, n_bytes) in [
-        ("budgets.session.host_bytes", session),
-        ("budgets.user.host_bytes", user),
+        (OF_SESSION, session),
+        (OF_USER, user),
         ("budgets.daemon.host_bytes", daemon),
         ("limits.compile_memory_bytes", compile),
         ("limits.process_memory_bytes", guests),
@@ -96,8 +96,17 @@ pub(crate) fn set_memory(limits: &mut [Limit], config: &Config, memory_bytes: u6
     }
 }
 
-/// Puts in what the class of a user says, no more than all users together have.
-pub(crate) fn set_class(limits: &mut [Limit], of_class: impl Fn(&str, u64) -> Option<u64>) {
+/// The budgets of host memory of a user and of a session.
+const OF_USER: &str = "budgets.user.host_bytes";
+const OF_SESSION: &str = "budgets.session.host_bytes";
+
+/// Puts in what the class of a user says, no more than all users together have, and of host memory no more than any class gives. A
+/// session for which nothing is said has what its user has.
+pub(crate) fn set_class(
+    limits: &mut [Limit],
+    host_bytes: HostBytes,
+    of_class: impl Fn(&str, u64) -> Option<u64>,
+) {
     for idx in 0..limits.len() {
         let around = match limits[idx].name.as_str() {
             "limits.n_guests_per_user" => "limits.n_guests".to_owned(),
@@ -106,9 +115,18 @@ pub(crate) fn set_class(limits: &mut [Limit], of_class: impl Fn(&str, u64) -> Op
         let around = limits.iter().find(|limit| limit.name == around).and_then(|limit| limit.value);
         let limit = &mut limits[idx];
         if let Some(most) = of_class(&limit.name, limit.value.unwrap_or(UNLIMITED)) {
+            let most = if limit.name == OF_USER { most.min(host_bytes.class_most) } else { most };
             limit.value = Some(most.min(around.unwrap_or(UNLIMITED)));
             limit.source = Source::Class;
         }
+    }
+    let of_user = limits.iter().find(|limit| limit.name == OF_USER && limit.source == Source::Class);
+    let of_user = of_user.and_then(|limit| limit.value);
+    let of_session = limits.iter_mut().find(|limit| limit.name == OF_SESSION);
+    // One that somebody has set holds whatever the user's class is.
+    if let (Some(value), Some(limit)) = (of_user, of_session.filter(|limit| limit.source == Source::Machine))
+    {
+        (limit.value, limit.source) = (Some(value), Source::Class);
     }
 }
 
@@ -252,7 +270,7 @@ mod tests {
     fn what_the_class_of_a_user_says_is_shown_within_what_all_have() {
         let config = Config::parse("[budgets.daemon]\nn_contexts = 50").expect("valid");
         let mut limits = table(&config);
-        set_class(&mut limits, |name, most| match name {
+        set_class(&mut limits, config.host_bytes(12 << 30), |name, most| match name {
             "budgets.user.n_contexts" => Some(90),
             "limits.n_guests_per_user" => Some(most / 2),
             _ => None,
@@ -265,6 +283,31 @@ mod tests {
         assert_eq!(seen("limits.n_guests_per_user"), (Some(64), Source::Class));
         assert_eq!(seen("budgets.daemon.n_contexts"), (Some(50), Source::File));
         assert_eq!(seen("budgets.user.n_pages").1, Source::Default);
+    }
+
+    #[test]
+    fn host_memory_of_a_class_is_its_sessions_too_and_fits_in_the_process_of_a_user() {
+        let seen = |file: &str, of_class: u64| {
+            let config = Config::parse(file).expect("valid");
+            let mut limits = table(&config);
+            set_memory(&mut limits, &config, 48 << 30);
+            set_class(&mut limits, config.host_bytes(48 << 30), |name, _| {
+                (name == OF_USER).then_some(of_class)
+            });
+            [OF_SESSION, OF_USER].map(|name| {
+                let limit = limits.iter().find(|limit| limit.name == name).expect(name);
+                (limit.value.expect("it is known") >> 20, limit.source)
+            })
+        };
+        let both = |mib| [(mib, Source::Class); 2];
+        assert_eq!(seen("", 9 << 30), both(9 << 10));
+        assert_eq!(seen("", 1 << 30), both(1 << 10));
+        assert_eq!(seen("isolation = 'process'", 9 << 30), both(7 << 9), "4 GiB but what it needs itself");
+        assert_eq!(seen("isolation = 'process'", 1 << 30), both(1 << 10));
+        assert_eq!(
+            seen("[budgets.session]\nhost_bytes = 1048576", 9 << 30),
+            [(1, Source::File), (9 << 10, Source::Class)]
+        );
     }
 
     #[test]

@@ -92,12 +92,13 @@ impl Exposition {
         let mut each = |metric, number: fn(&EngineStats) -> u64| {
             self.add(metric, models.iter().map(|(name, stats)| ([name.as_str()], number(stats) as f64)));
         };
-        // A token of a prompt is looked for in the cache, and computed where it is not there.
-        let n_of_prompts = |stats: &EngineStats| stats.n_tokens_of_prompts + stats.n_tokens_cached;
+        // A token of a prompt is looked for in the cache, and computed where it is not there. It counts once, also where its context
+        // loses it for want of room, and finds it again or has it computed again.
+        let n_of_prompts = |stats: &EngineStats| stats.n_tokens_of_prompts + stats.n_tokens_found;
         each("vllm:prompt_tokens", n_of_prompts);
         each("vllm:generation_tokens", |stats| stats.runs.n_tokens_drawn());
         each("vllm:prefix_cache_queries", n_of_prompts);
-        each("vllm:prefix_cache_hits", |stats| stats.n_tokens_cached);
+        each("vllm:prefix_cache_hits", |stats| stats.n_tokens_found);
         each("vllm:num_preemptions", |stats| stats.n_preempted);
         each("vllm:spec_decode_num_drafts", |stats| stats.n_guesses);
         each("vllm:spec_decode_num_draft_tokens", |stats| stats.n_tokens_guessed);
@@ -116,6 +117,23 @@ impl Exposition {
 mod tests {
     use super::*;
     use crate::metrics::TextFormat;
+
+    #[test]
+    fn what_a_context_finds_again_is_no_more_of_a_prompt() {
+        let stats = EngineStats {
+            n_tokens_of_prompts: 5,
+            n_tokens_cached: 48,
+            n_tokens_found: 32,
+            ..EngineStats::default()
+        };
+        let mut exposition = Exposition::default();
+        exposition.add_requests(&BTreeMap::from([("m".to_owned(), stats)]));
+        let text = exposition.text(TextFormat::Prometheus);
+        for (counter, n) in [("prompt_tokens", 37), ("prefix_cache_queries", 37), ("prefix_cache_hits", 32)] {
+            let sample = format!("\nvllm:{counter}_total{{model_name=\"m\"}} {n}\n");
+            assert!(text.contains(&sample), "{sample} in {text}");
+        }
+    }
 
     #[test]
     fn both_families_are_told_of_a_model_that_has_run_nothing() {

@@ -167,7 +167,7 @@ pub const METRICS: &[Metric] = &[
     counter(
         "vllm:prompt_tokens",
         &["model_name"],
-        "Tokens of prompts, as guests append them: computed, or found in the prefix cache.",
+        "Tokens of prompts, as guests append them: computed, or found in the prefix cache. Each counts once, also where it is lost for want of room.",
     ),
     counter("vllm:generation_tokens", &["model_name"], "Tokens that requests drew."),
     counter(

@@ -104,6 +104,7 @@ impl HostService {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { host, loader, guests_dir, accounts, permissions, reload, upgrade, shutdown, started } =
             parts;
+        host.set_accounts(&accounts);
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir, host.limits().component_bytes as u64),
@@ -512,7 +513,8 @@ impl Service for HostService {
         crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
         let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await?;
         if let Some(class) = self.accounts.class(user) {
-            crate::limits::set_class(&mut limits, |name, most| class.limit(name, most));
+            let host_bytes = config.host_bytes(machine::memory_bytes());
+            crate::limits::set_class(&mut limits, host_bytes, |name, most| class.limit(name, most));
         }
         let limits = limits.into_iter().map(|limit| {
             let Share { user, all } = in_use.of(&limit.name);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use trellis::config::Config;
 use trellis::guest::GuestLimits;
+use trellis::session::SessionLimits;
 use trellis_wire::{Call, LimitInfo, Value};
 
 use super::clients::{fresh, salted};
@@ -82,7 +83,7 @@ impl Row {
     #[must_use]
     pub fn is_missed(&self) -> bool {
         // What cannot be compared is no success.
-        let has_enough = self.share() >= self.least;
+        let has_enough = self.of > 0.0 && self.share() >= self.least;
         !has_enough || !self.errors.is_empty()
     }
 
@@ -107,12 +108,42 @@ impl Row {
 }
 
 /// The settings of a daemon that has one user: those that it has by itself, but that nothing that goes on for ever is ended, that
-/// many components may wait to be compiled, and that KV memory is soon full.
+/// many components may wait to be compiled, that so many guests may run as keep all processors busy, each on a connection of its own,
+/// and that KV memory is soon full.
 #[must_use]
 pub fn config(config: Config) -> Config {
+    config_for(config, n_processors())
+}
+
+/// As [`config`], for so many processors.
+#[must_use]
+pub fn config_for(config: Config, n_processors: usize) -> Config {
     let config = pace::config(config);
-    let limits = GuestLimits { n_compiles_queued: 1_000, ..config.limits };
-    Config { kv_bytes: Some(KV_BYTES), limits, ..config }
+    let n_guests = LOADS.iter().map(|(.., n_guests)| n_guests * n_processors).max().unwrap_or(0);
+    let (of_user, of_all) = (n_guests as u32, 2 * n_guests as u32);
+    let limits = GuestLimits {
+        n_compiles_queued: 1_000,
+        n_guests: config.limits.n_guests.max(of_all),
+        n_guests_per_user: config.limits.n_guests_per_user.max(of_user),
+        ..config.limits
+    };
+    // Beside those of guests there are the daemon's own clients.
+    let n_connections = 2 * n_guests;
+    let sessions = SessionLimits {
+        n_connections: config.sessions.n_connections.max(n_connections),
+        n_connections_per_s: config.sessions.n_connections_per_s.max(n_connections),
+        ..config.sessions
+    };
+    Config { kv_bytes: Some(KV_BYTES), limits, sessions, ..config }
+}
+
+/// Why nothing is to be learnt where others leave so many processors of as many to a user: what it has is mostly what they leave by
+/// chance then.
+#[must_use]
+pub fn too_busy(left: f64, n_processors: usize) -> Option<String> {
+    let least = (n_processors as f64 / 2.0).min(1.0);
+    (left < least)
+        .then(|| format!("others leave {left:.2} processors of {n_processors}: too few to measure by"))
 }
 
 /// What the process of the lone user's compilations is to do.
@@ -176,7 +207,8 @@ fn load(daemon: &Daemon, what: &str, name: &str, n_guests: usize, seconds: f64) 
     let (after, seconds) = (Load::of(&pids), begun.elapsed().as_secs_f64());
     let had = after.own_since(&before, seconds);
     let of = (n_processors() as f64).min(n_online() as f64 - after.foreign_since(&before, seconds));
-    let (what, errors) = (format!("{n_guests} {what}"), wrong_ends(name, attackers)?);
+    let (what, mut errors) = (format!("{n_guests} {what}"), wrong_ends(name, attackers)?);
+    errors.extend(too_busy(of, n_processors()));
     Ok(Row { what, unit: "processors", had, of, least: BUSY_MIN, errors })
 }
 

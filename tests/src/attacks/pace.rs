@@ -7,10 +7,10 @@ use serde::Serialize;
 use trellis::config::Config;
 use trellis::guest::GuestLimits;
 
-use super::Attack;
 use super::neighbour::{MARK, Window};
 use super::processes::{Daemon, Neighbour, Orders, Tally, User};
 use super::state::Load;
+use super::{Attack, table};
 
 /// The least that a neighbour keeps of its pace, of 1.
 pub const PACE_MIN: f64 = 0.45;
@@ -37,6 +37,9 @@ pub fn estimate(n_attacks: usize, seconds: f64, n_rounds: usize) -> Duration {
     let round = 2.0 * seconds + SURPLUS.as_secs_f64() + BESIDE.as_secs_f64();
     Duration::from_secs_f64(round * (n_attacks * n_rounds) as f64)
 }
+
+/// The attack that is made once before all others: it begins and ends at once, as the guest that most of them are.
+const FIRST_OF_ALL: &str = "exit-with-a-status";
 
 /// How long a neighbour may have no tokens after an attack until it is alone again.
 const CALM_TIME_MAX: Duration = Duration::from_secs(20);
@@ -100,6 +103,10 @@ impl Row {
                 over.push(format!("no {}", if what == "silence" { "tokens" } else { what }));
             }
         }
+        // Nothing is compared with that.
+        if self.alone.n_tokens == 0 {
+            over.push("no tokens alone".to_owned());
+        }
         let n_wrong = self.alone.n_wrong + self.attacked.n_wrong;
         if n_wrong > 0 {
             over.push(format!("{n_wrong} wrong tokens"));
@@ -150,6 +157,9 @@ impl Row {
     }
 }
 
+/// The user who attacks.
+const ATTACKER: User = User(1);
+
 /// A daemon and a neighbour whose pace is measured.
 #[derive(Debug)]
 pub struct Track {
@@ -158,11 +168,18 @@ pub struct Track {
 }
 
 impl Track {
-    /// Lets the neighbour begin, and learn what it has alone.
+    /// Lets the neighbour begin, and learn what it has alone. The attackers' user has its guest compiled before: that is no part of the
+    /// attack that comes first.
     ///
     /// # Errors
     /// A process does not do what it should.
     pub fn begin(daemon: Daemon) -> io::Result<Self> {
+        let orders = Orders { name: FIRST_OF_ALL.to_owned(), n_copies: 1, seconds: 0.0, is_repeated: false };
+        let ends = daemon.attack(ATTACKER, &orders)?.wait()?;
+        let attack = table().into_iter().find(|attack| attack.name == FIRST_OF_ALL);
+        if !attack.is_some_and(|attack| attack.wrong_ends(&ends).is_empty()) {
+            return Err(io::Error::other(format!("{FIRST_OF_ALL} ended with {}", ends.line())));
+        }
         let mut neighbour = daemon.neighbour(User(0))?;
         neighbour.learn()?;
         Ok(Self { daemon, neighbour })
@@ -213,7 +230,7 @@ impl Track {
                 seconds: seconds + SURPLUS.as_secs_f64(),
                 is_repeated: true,
             };
-            let mut attackers = self.daemon.ready(User(1), &orders)?;
+            let mut attackers = self.daemon.ready(ATTACKER, &orders)?;
             self.neighbour.tell(MARK)?;
             let until = Instant::now() + Duration::from_secs_f64(seconds);
             attackers.go();

@@ -49,6 +49,9 @@ pub struct State {
     pub n_modules_most: u64,
     /// Processes that it has started and that live.
     pub n_children: u64,
+    /// Those of them whose open files and memory the system does not show to this user: processes of guests, to whoever is not root.
+    /// What they hold is not among `n_children_descriptors` and `held_kb`.
+    pub n_hidden: u64,
     /// Kilobytes of it in memory.
     pub resident_kb: u64,
     /// Kilobytes of programs among those, kept for the next start: no more than `limits.program_bytes`.
@@ -89,27 +92,59 @@ fn n_threads(pid: u32) -> io::Result<u64> {
 
 /// Kilobytes that a process holds, as [`State::held_kb`] counts them.
 fn held_kb(pid: u32) -> io::Result<u64> {
-    let text =
-        fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => {
-                io::Error::other(format!("what process {pid} holds is not shown: {error}"))
-            }
-            _ => error,
-        })?;
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let parts = ["Pss_Anon:", "Pss_Shmem:"].map(|word| number_after(&text, word));
     let missing = || io::Error::other("the system does not say what of a process is in memory");
     parts.into_iter().sum::<Option<u64>>().ok_or_else(missing)
 }
 
-/// What is looked up of a child; nothing of one that has ended by now.
-fn of_child(looked_up: io::Result<u64>) -> io::Result<u64> {
+/// What is looked up of a child: nothing of one that has ended by now, and `None` where the system does not show it.
+///
+/// # Errors
+/// The system has failed otherwise.
+pub fn of_child<T: Default>(
+    looked_up: io::Result<T>,
+    has_ended: impl FnOnce() -> bool,
+) -> io::Result<Option<T>> {
     let is_gone = |error: &io::Error| {
         error.kind() == io::ErrorKind::NotFound
             || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
     };
     match looked_up {
-        Err(error) if is_gone(&error) => Ok(0),
-        looked_up => looked_up,
+        Err(error) if is_gone(&error) => Ok(Some(T::default())),
+        // What is left of a process that nobody has waited for yet is root's.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(has_ended().then(|| T::default()))
+        }
+        looked_up => looked_up.map(Some),
+    }
+}
+
+/// What the processes of a daemon hold, as far as the system shows it.
+#[derive(Debug, Default)]
+struct OfChildren {
+    n_threads: u64,
+    n_descriptors: u64,
+    held_kb: u64,
+    n_hidden: u64,
+}
+
+impl OfChildren {
+    fn of(children: &[u32]) -> io::Result<Self> {
+        let mut sum = Self::default();
+        for &pid in children {
+            let has_ended = || process(pid).is_none_or(|process| process.is_gone);
+            sum.n_threads += of_child(n_threads(pid), has_ended)?.unwrap_or(0);
+            let looked_up = descriptors(pid).and_then(|(n_files, _)| Ok((n_files, held_kb(pid)?)));
+            match of_child(looked_up, has_ended)? {
+                Some((n_descriptors, held_kb)) => {
+                    sum.n_descriptors += n_descriptors;
+                    sum.held_kb += held_kb;
+                }
+                None => sum.n_hidden += 1,
+            }
+        }
+        Ok(sum)
     }
 }
 
@@ -169,8 +204,12 @@ impl State {
         let limit = |name: &str| named(name).and_then(|limit| limit.value).unwrap_or(0);
         let children = children(pid)?;
         let (n_descriptors, n_images) = descriptors(pid)?;
-        let of_children = |look: &dyn Fn(u32) -> io::Result<u64>| -> io::Result<u64> {
-            children.iter().map(|&pid| of_child(look(pid))).sum()
+        let of_children = OfChildren::of(&children)?;
+        let not_shown = |error: io::Error| match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                io::Error::other(format!("what the daemon, process {pid}, holds is not shown: {error}"))
+            }
+            _ => error,
         };
         Ok(Self {
             n_guests: info.n_guests,
@@ -185,9 +224,10 @@ impl State {
             resident_kb: resident_kb(pid),
             programs_kb: used(PROGRAM_BYTES) >> 10,
             children_resident_kb: children.iter().copied().map(resident_kb).sum(),
-            n_children_threads: of_children(&n_threads)?,
-            n_children_descriptors: of_children(&|pid| Ok(descriptors(pid)?.0))?,
-            held_kb: held_kb(pid)? + of_children(&held_kb)?,
+            n_hidden: of_children.n_hidden,
+            n_children_threads: of_children.n_threads,
+            n_children_descriptors: of_children.n_descriptors,
+            held_kb: held_kb(pid).map_err(not_shown)? + of_children.held_kb,
         })
     }
 
@@ -258,6 +298,7 @@ impl State {
             n_contexts,
             n_pages,
             n_children,
+            n_hidden,
             n_children_threads,
             n_children_descriptors,
             ..
@@ -268,6 +309,7 @@ impl State {
             (n_contexts, other.n_contexts),
             (n_pages, other.n_pages),
             (n_children, other.n_children),
+            (n_hidden, other.n_hidden),
             (n_children_threads, other.n_children_threads),
             (n_children_descriptors, other.n_children_descriptors),
         ] {
@@ -295,7 +337,8 @@ impl State {
 
     /// What is still more than it was, in words; nothing where all is back. Counts of the daemon's own are to be what they
     /// were, those of the system within 5 %, of the daemon's process and of that and those that it has started together; programs
-    /// that came to be kept meanwhile are not counted.
+    /// that came to be kept meanwhile are not counted. Files and memory of several processes are compared where both times all of
+    /// them were shown.
     #[must_use]
     pub fn beyond(&self, before: &Self) -> Vec<String> {
         let exact = [
@@ -315,6 +358,8 @@ impl State {
                 self.n_threads + self.n_children_threads,
                 before.n_threads + before.n_children_threads,
             ),
+        ];
+        let near_of_all = [
             (
                 "descriptors with its processes",
                 self.n_descriptors + self.n_children_descriptors,
@@ -327,8 +372,9 @@ impl State {
             ),
         ];
         let more = exact.into_iter().filter(|(_, now, before)| now > before);
-        let far =
-            near.into_iter().filter(|(_, now, before)| *now as f64 > *before as f64 * (1.0 + TOLERANCE));
+        let is_shown = self.n_hidden == 0 && before.n_hidden == 0;
+        let near = near.into_iter().chain(near_of_all.into_iter().filter(|_| is_shown));
+        let far = near.filter(|(_, now, before)| *now as f64 > *before as f64 * (1.0 + TOLERANCE));
         more.chain(far).map(|(what, now, before)| format!("{now} {what}, before {before}")).collect()
     }
 }

@@ -13,6 +13,7 @@ use trellis_tests::attacks::group::Group;
 use trellis_tests::attacks::neighbour::Window;
 use trellis_tests::attacks::processes::{self, Daemon, Orders};
 use trellis_tests::attacks::sessions::{self, Visits};
+use trellis_tests::attacks::state::State;
 use trellis_tests::attacks::{Attack, Component, alone, killed, memory, mixed, pace, suite, table};
 use trellis_tests::guests;
 
@@ -32,8 +33,8 @@ Examples:
 Exit status:
   0   all is as it should be
   1   something is not, or could not be tried
-  77  nothing is wrong, but not all could be shown: without root all users are one, without the right to make a control group
-      nothing holds the daemon to its memory; the last line says which";
+  77  nothing is wrong, but not all could be shown: without root all users are one and what processes of guests hold is not shown,
+      without the right to make a control group nothing holds the daemon to its memory; the last lines say which";
 
 /// The exit status where something that is to be shown cannot be here, as test harnesses know it from automake.
 const SKIPPED: u8 = 77;
@@ -155,6 +156,16 @@ impl Found {
             "what users have beside others, and attacks of who is not the operator: that takes root";
         Self { is_well, missing: if is_root { Vec::new() } else { vec![missing.to_owned()] } }
     }
+
+    /// The same, where these are states that were compared.
+    fn with_states<'a>(mut self, mut states: impl Iterator<Item = &'a State>) -> Self {
+        if states.any(|state| state.n_hidden > 0) {
+            self.missing.push(
+                "open files and memory of the daemon and its processes together: that takes root".to_owned(),
+            );
+        }
+        self
+    }
 }
 
 fn main() -> ExitCode {
@@ -231,16 +242,15 @@ fn run(told: &Told) -> Outcome<Found> {
         return leave_alone(told).map(of_one);
     }
     if let Some(n_sessions) = told.sessions {
-        return visit(told, n_sessions).map(Found::of_users);
+        return visit(told, n_sessions);
     }
     if told.memory {
         return take_memory(told, Duration::from_secs_f64(60.0 * told.minutes.unwrap_or(1.0)));
     }
     if let Some(minutes) = told.minutes {
-        return mix(told, Duration::from_secs_f64(60.0 * minutes)).map(Found::of_users);
+        return mix(told, Duration::from_secs_f64(60.0 * minutes));
     }
-    let is_well = if told.pace { measure(told, &attacks) } else { attack_once(told, &attacks) };
-    is_well.map(Found::of_users)
+    if told.pace { measure(told, &attacks).map(Found::of_users) } else { attack_once(told, &attacks) }
 }
 
 fn list(attacks: &[Attack]) -> io::Result<()> {
@@ -295,7 +305,7 @@ fn write(told: &Told, found: &impl Serialize) -> Outcome<()> {
     Ok(())
 }
 
-fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
+fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<Found> {
     let mut suite = suite::Suite::begin(daemon(told, suite::config)?, Component::new(guests::hostile()))?;
     println!("before: {:?}", suite.before());
     let mut reports = Vec::new();
@@ -328,7 +338,8 @@ fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
         if failed.is_empty() { "" } else { ": " },
         failed.join(", ")
     );
-    Ok(failed.is_empty())
+    let states = reports.iter().map(|report| &report.state);
+    Ok(Found::of_users(failed.is_empty()).with_states(states.chain([suite.before()])))
 }
 
 fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
@@ -378,13 +389,14 @@ fn leave_alone(told: &Told) -> Outcome<bool> {
     Ok(!rows.iter().any(alone::Row::is_missed))
 }
 
-fn mix(told: &Told, time: Duration) -> Outcome<bool> {
+fn mix(told: &Told, time: Duration) -> Outcome<Found> {
     let report = mixed::run(daemon(told, suite::config)?, time, told.seed, &|line| println!("{line}"))?;
     write(told, &report)?;
     println!("{} attacks of {} names", report.n_attacks, report.ends.len());
     println!("before: {:?}", report.before);
     println!("after:  {:?}, at most {} MiB in memory", report.after, report.resident_kb_max / 1024);
-    Ok(is_well(&report.neighbours, &report.complaints))
+    let found = Found::of_users(is_well(&report.neighbours, &report.complaints));
+    Ok(found.with_states([&report.before, &report.after].into_iter()))
 }
 
 /// Says what neighbours had and what is wrong; whether nothing is.
@@ -404,7 +416,7 @@ fn is_well(neighbours: &[Window], complaints: &[String]) -> bool {
     complaints.is_empty()
 }
 
-fn visit(told: &Told, n_sessions: usize) -> Outcome<bool> {
+fn visit(told: &Told, n_sessions: usize) -> Outcome<Found> {
     let visits = Visits { n_sessions, n_at_once: told.at_once, seed: told.seed };
     let report = sessions::run(daemon(told, sessions::config)?, visits, &|line| println!("{line}"))?;
     write(told, &report)?;
@@ -420,7 +432,8 @@ fn visit(told: &Told, n_sessions: usize) -> Outcome<bool> {
     );
     println!("before: {:?}", report.before);
     println!("after:  {:?}", report.after);
-    Ok(is_well(&report.neighbours, &report.complaints))
+    let found = Found::of_users(is_well(&report.neighbours, &report.complaints));
+    Ok(found.with_states([&report.before, &report.after].into_iter()))
 }
 
 fn take_memory(told: &Told, time: Duration) -> Outcome<Found> {
@@ -460,7 +473,8 @@ fn take_memory(told: &Told, time: Duration) -> Outcome<Found> {
     }
     println!("before: {:?}", report.before);
     println!("after:  {:?}", report.after);
-    let mut found = Found::of_users(is_well(&report.neighbours, &report.complaints));
+    let found = Found::of_users(is_well(&report.neighbours, &report.complaints));
+    let mut found = found.with_states([&report.before, &report.after].into_iter());
     found.missing.extend(missing);
     Ok(found)
 }

@@ -1,4 +1,5 @@
 //! A daemon that dies leaves no core dump, whatever its user's limits are.
+#![cfg(target_os = "linux")]
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;

@@ -1,4 +1,5 @@
 //! A daemon that nobody asks anything does nothing. `tests/idle.sh` looks at the times and the memory of a release build.
+#![cfg(target_os = "linux")]
 
 use std::fs;
 use std::time::Duration;

@@ -23,6 +23,7 @@ impl Scheduler {
             return false;
         }
         let (class, n_held) = (context.class(), context.kv.blocks().len());
+        let n_lost = context.kv.n_lost();
         let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
         if n_cached > 0 {
             let n_blocks = n_cached / PAGE_LEN;
@@ -36,6 +37,8 @@ impl Scheduler {
             self.commons.queue.charge(&context.seat, Costs::found_ns(n_blocks));
             context.owner.account.note_cached(n_cached as u64);
             self.stats.n_tokens_cached += n_cached as u64;
+            // What it had before it lost its pages is no more of a prompt than it was.
+            self.stats.n_tokens_found += n_cached.saturating_sub(n_lost) as u64;
         }
         // A tree whose context is there now is as many rows as it has places, and decodes.
         class == Class::Decode || context.n_tree_rows().is_none()

@@ -388,6 +388,30 @@ fn what_is_left_of_a_cached_prompt_is_found() {
 }
 
 #[test]
+fn what_a_context_lost_and_finds_again_in_the_cache_is_not_found_twice() {
+    let mut random = Random::new(5);
+    let mut house = House::new(40, 0, 512);
+    let prompt = text(&mut random, 10 * PAGE_LEN + 1);
+    let (first, _) = house.create(1);
+    let question = house.ask(first, prompt.clone());
+    house.wait_for(question);
+    let (second, _) = house.create(1);
+    let question = house.ask(second, prompt.clone());
+    house.wait_for(question);
+    let found = |house: &House| {
+        let stats = house.scheduler.stats();
+        [stats.n_tokens_cached, stats.n_tokens_found].map(|n| n as usize / PAGE_LEN)
+    };
+    assert_eq!(found(&house), [10, 10]);
+    let kv = &mut house.scheduler.contexts.get_mut(&second).expect("it is there").kv;
+    kv.lose_after(4, &mut house.scheduler.pages);
+    let edit = Edit { n_kept: prompt.len(), appended: text(&mut random, 8), ..Edit::default() };
+    let question = house.ask_after(second, edit);
+    house.wait_for(question);
+    assert_eq!(found(&house), [16, 10]);
+}
+
+#[test]
 fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
     let user = Account::new("user", Budget::UNLIMITED, None);
     let guests: Vec<_> =
