@@ -92,7 +92,7 @@ async fn work_in_parts_ends_its_guest_when_that_has_had_its_processor_time() {
             .await
             .expect_err("long"),
     );
-    // Of the second one it is the template that is given up, which makes an error of its own of that.
+    // Of many messages without text it may be the template that is given up, which makes an error of its own of that.
     for messages in [chat(&words(), 1), chat("", 20_000)] {
         let chat =
             HostModel::encode_chat(&mut guest.state, again(&model), messages, ChatEnd::Assistant).await;
