@@ -30,8 +30,11 @@ gzip --best --no-name "$made"/man/*.1
 cargo deb --locked --package trellis --no-build --dbgsym "$@"
 
 # Debug symbols are in the other package.
-package=$(ls -t "$target"/debian/trellis_*.deb | head -n 1)
-[ "${1:-}" != --output ] || package=$2
+if [ "${1:-}" = --output ]; then
+  package=$2
+else
+  package=$(ls -t "$target"/debian/trellis_*.deb | head -n 1)
+fi
 packed=$(mktemp)
 trap 'rm -f "$packed"' EXIT
 dpkg-deb --fsys-tarfile "$package" | tar -xO ./usr/bin/trellis >"$packed"

@@ -101,7 +101,8 @@ pub struct Config {
     /// `trial-worker`, and `guest-worker`; this one when absent.
     pub compile_exe: Option<PathBuf>,
     /// Where guests run: `thread` for threads of the daemon, where guests are trusted; `process` for a process of each user, which
-    /// needs Linux. `auto`: by process where root runs the daemon or others may come to its socket, as to that of the service.
+    /// needs Linux. `auto`: by process where root runs the daemon or others may come to its socket, as to that of the service; otherwise
+    /// in threads, and others but root are turned away if they come later.
     pub isolation: Isolation,
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,

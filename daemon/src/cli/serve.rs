@@ -52,7 +52,8 @@ On Linux it hears when memory is short, by the kernel's pressure stall informati
 of what it can compute or read again; MEMORY_PRESSURE_WATCH=/dev/null has it watch nothing.
 
 The guests of each user run in a process of their own where root runs the daemon, where it listens on the socket of the machine, and
-where others may pass the folders of its socket; in threads of the daemon otherwise. The file's `isolation` says otherwise.
+where others may pass the folders of its socket; in threads of the daemon otherwise, which then serves its own user and root alone.
+The file's `isolation` says otherwise.
 
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
@@ -254,11 +255,16 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
-    let Sockets { listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
+    let Sockets { mut listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
     let socket = listener.path().to_owned();
     // The service manager may have said where.
     let _ = settings.listened.set(socket.clone());
+    let isolation = config.isolation;
     let config = settings.decided(config);
+    if isolation.shares_unasked(config.isolation) {
+        // Others may come later, where the modes of the socket and its folders are changed.
+        listener.serve_only([rustix::process::geteuid().as_raw(), 0]);
+    }
     let told = manager.clone();
     let notes = StartNotes::in_(listener.start_note().map_err(CliError::io("open the lock"))?);
     let words = Words { format, is_text: config.log_format == LogFormat::Text };

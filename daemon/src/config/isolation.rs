@@ -35,6 +35,12 @@ impl Isolation {
         }
     }
 
+    /// Whether it follows from this one, and from nothing that the file says, that guests share the daemon's process: nobody has said
+    /// that those of others may.
+    pub(crate) fn shares_unasked(self, decided: Self) -> bool {
+        (self, decided) == (Self::Auto, Self::Thread)
+    }
+
     /// The same, decided for a daemon that serves these.
     pub(crate) fn of(self, served: Served) -> Self {
         match (self, served) {
@@ -63,8 +69,10 @@ mod tests {
             (default.of(Served::Own), default.of(Served::Others)),
             (Isolation::Thread, Isolation::Process)
         );
+        assert!(default.shares_unasked(Isolation::Thread) && !default.shares_unasked(Isolation::Process));
         for told in [Isolation::Thread, Isolation::Process] {
             assert_eq!((told.of(Served::Own), told.of(Served::Others)), (told, told));
+            assert!(!told.shares_unasked(told));
         }
     }
 }

@@ -90,11 +90,17 @@ impl OfUser {
         Self { share, waiting, n_waiting: 0, n_running: 0, n_paused: 0, rooms, n_places: 0, last_begun: 0 }
     }
 
-    /// Where its next piece waits, of those that may begin. `all` is what is under way of all users.
+    /// Where its next piece waits, of those that may begin: first of those that are paused with room for which another user waits.
+    /// `all` is what is under way of all users.
     fn next(&mut self, actor: ActorId, all: &Rooms, claims: &mut [Option<ActorId>; Kind::N]) -> Option<Lane> {
         let may_begin = Kind::ALL.map(|kind| self.may_begin(kind, actor, all, &mut claims[kind as usize]));
+        let wanted = Kind::ALL.into_iter().filter(|&kind| is_wanted_of(actor, claims[kind as usize]));
+        if let Some(lane) = self.waiting.first_of(wanted.map(paused_lane)) {
+            return Some(lane);
+        }
         let kinds = Kind::ALL.into_iter().zip(may_begin).filter(|(_, may_begin)| *may_begin);
-        self.waiting.first_of(kinds.map(|(kind, _)| kind.lane()))
+        let begin = kinds.map(|(kind, _)| kind.lane());
+        self.waiting.first_of(begin.chain(Kind::ALL.map(paused_lane)))
     }
 
     /// The need of the first piece of a kind, if there is one and it has room among those of its user. One that was given up needs
@@ -134,12 +140,26 @@ impl Pieces {
         self.users.get_mut(&actor).expect("it has a piece")
     }
 
+    /// Whether another user waits for room of a kind that this one has.
+    fn is_wanted_of(&self, actor: ActorId, kind: Kind) -> bool {
+        is_wanted_of(actor, self.claims[kind as usize])
+    }
+
     fn forget_if_done(&mut self, actor: ActorId) {
         let user = self.user(actor);
         if user.n_places == 0 && user.n_running == 0 {
             self.users.remove(&actor);
         }
     }
+}
+
+/// Where pieces of a kind wait that were under way, and have their room.
+fn paused_lane(kind: Kind) -> Lane {
+    Lane::numbered(Kind::N + kind as usize)
+}
+
+fn is_wanted_of(actor: ActorId, claim: Option<ActorId>) -> bool {
+    claim.is_some_and(|other| other != actor)
 }
 
 /// The place of a piece of work among those of its user, until it is done or given up.

@@ -31,8 +31,8 @@ pub struct GuestLimits {
     /// times that, and ten seconds.
     pub compile_ms: u64,
     /// Bytes of memory that the process that compiles may write to. When absent 2 GiB, or where that is more than a quarter of the machine's
-    /// memory, or of what the daemon's control group may have, for all that compile at once, a part of that quarter. In a file 128 MiB
-    /// at least.
+    /// memory, or of what the daemon's control group may have, for all that compile at once, a part of that quarter: `n_compiles` and the one
+    /// more for a user that has none make `n_compiles` + 1 parts. In a file 128 MiB at least.
     pub compile_memory_bytes: Option<u64>,
     /// Bytes of compiled code that one component may become.
     pub compiled_bytes: usize,

@@ -15,6 +15,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::accepted::Accepted;
 use super::lock::{Lock, LockError, StartNote};
+use crate::session::{Actor, SessionError};
 
 /// Bytes of a socket's path: `sun_path` of Linux, less the final zero.
 const PATH_BYTES_MAX: usize = 107;
@@ -136,6 +137,8 @@ pub struct Listener {
     /// None where somebody else made the socket.
     own: Option<OwnFile>,
     lock: Lock,
+    /// Who is served; all where there is none.
+    users: Option<[u32; 2]>,
 }
 
 /// The file of a socket that is a daemon's own. Dropping it removes the file, if it still is that one.
@@ -198,7 +201,7 @@ impl Listener {
         remove_stale(path)?;
         let (socket, file) = listen(path)?;
         let own = Some(OwnFile::at(path, file));
-        Ok(Self { socket, path: path.to_owned(), directory_mode, file, own, lock })
+        Ok(Self { socket, path: path.to_owned(), directory_mode, file, own, lock, users: None })
     }
 
     /// Listens on a socket that whoever started this process has made, and keeps: connections wait there while no daemon runs, and
@@ -228,7 +231,7 @@ impl Listener {
         };
         let lock = take_lock(&path)?;
         let socket = taken_over(socket.into()).map_err(|error| io("listen on", error))?;
-        Ok(Self { socket, path, directory_mode, file, own: None, lock })
+        Ok(Self { socket, path, directory_mode, file, own: None, lock, users: None })
     }
 
     /// Goes on listening where the program before this one in the same process did: connections have waited there meanwhile. The
@@ -252,7 +255,7 @@ impl Listener {
         let lock = Lock::inherit(lock.into()).map_err(|error| not_locked(&path, error))?;
         let io = |source| BindError::Io { action: "listen on", path: path.clone(), source };
         let socket = taken_over(socket.into()).map_err(io)?;
-        Ok(Self { socket, path, directory_mode, file, own, lock })
+        Ok(Self { socket, path, directory_mode, file, own, lock, users: None })
     }
 
     /// What the program that takes this one's place goes on with: the socket and the lock, and device and number of the socket's file.
@@ -285,6 +288,22 @@ impl Listener {
             gone.keep();
         }
         Ok(Place::Restored)
+    }
+
+    /// From now on serves these users alone.
+    pub(crate) fn serve_only(&mut self, users: [u32; 2]) {
+        self.users = Some(users);
+    }
+
+    /// Whether a user is served.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(super) fn check_served(&self, actor: Actor) -> Result<(), SessionError> {
+        match self.users {
+            Some(users) if !users.contains(&actor.uid) => Err(SessionError::NotServed { uid: actor.uid }),
+            _ => Ok(()),
+        }
     }
 
     /// Whether somebody else has made the socket, and keeps it.

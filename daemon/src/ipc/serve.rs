@@ -155,7 +155,7 @@ impl<S: Service> Door<S> {
             };
             let peer = accepted.peer();
             rate.set(self.sessions.limits().n_connections_per_s);
-            let place = places.take(peer.actor);
+            let place = listener.check_served(peer.actor).and_then(|()| places.take(peer.actor));
             let turn = place.and_then(|place| Ok((place, rate.take(peer.actor, Instant::now())?)));
             let (place, begins) = match turn {
                 Ok(turn) => turn,

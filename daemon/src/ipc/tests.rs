@@ -76,6 +76,33 @@ async fn a_socket_that_is_lent_stays_with_those_who_wait_there() {
 }
 
 #[tokio::test]
+async fn who_is_not_served_is_told_so() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let own = Actor::this_process().uid;
+    for (users, is_served) in [([own, 0], true), ([own + 1, own + 2], false)] {
+        let mut listener = Listener::bind(&path, 0o700).unwrap();
+        listener.serve_only(users);
+        let sessions =
+            Sessions::new(Arc::new(Fake::default()), SessionLimits::default(), GuestLimits::default());
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(run(listener, sessions, shutdown.clone(), Arc::default()));
+        let asked = async { Client::connect_to(&path).await?.ps().await }.await;
+        assert_eq!(asked.is_ok(), is_served, "{asked:?}");
+        if let Err(refused) = asked {
+            assert_eq!(refused.code(), Some(&ErrorCode::PermissionDenied), "{refused:?}");
+            let said = refused.to_string();
+            assert!(
+                said.contains(&format!("user {own} is not served")) && said.contains("`isolation`"),
+                "{said}"
+            );
+        }
+        shutdown.cancel();
+        task.await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_socket_that_is_handed_over_is_kept_and_nobody_is_accepted_meanwhile() {
     let directory = directory();
     let path = directory.path().join("trellis.sock");

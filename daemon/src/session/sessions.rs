@@ -71,6 +71,15 @@ pub enum SessionError {
         /// Connections allowed.
         limit: u64,
     },
+    /// Guests of this user would run in the process of a daemon that was started for others alone.
+    #[error(
+        "this daemon runs guests in its own process, for the user who started it: user {uid} is not served; once others may come to \
+         its socket, start it again, or write `isolation` in its configuration"
+    )]
+    NotServed {
+        /// The user.
+        uid: u32,
+    },
 }
 
 impl SessionError {
@@ -85,6 +94,7 @@ impl SessionError {
             Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
             Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
             Self::Full { .. } | Self::TooOften { .. } => ErrorCode::Overloaded,
+            Self::NotServed { .. } => ErrorCode::PermissionDenied,
         };
         let body = ErrorBody::new(code, self.to_string());
         match self {
@@ -97,6 +107,7 @@ impl SessionError {
                 body.about("connections").with_limit(*limit)
             }
             Self::TooOften { limit, .. } => body.about("connections_per_s").with_limit(*limit),
+            Self::NotServed { .. } => body.about("isolation"),
             Self::Wire(_) | Self::HelloTimeout { .. } => body,
         }
     }

@@ -43,9 +43,14 @@ struct Symbol {
 }
 
 impl Merges {
-    /// Those of a model; `None` where its words are more than the merges of their bytes, or entries share a token.
+    /// Those of a model; `None` where its words are more than the merges of their symbols, merges are left out at random, or entries
+    /// share a token. A prefix or a suffix of no characters, as in the files of GPT-2 and Qwen, is none.
     pub(crate) fn of(model: &BPE) -> Option<Self> {
-        if model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some() {
+        let is_said = |affix: &Option<String>| affix.as_ref().is_some_and(|affix| !affix.is_empty());
+        if is_said(&model.continuing_subword_prefix)
+            || is_said(&model.end_of_word_suffix)
+            || model.dropout.is_some_and(|dropout| dropout != 0.0)
+        {
             return None;
         }
         let vocabulary = model.get_vocab();

@@ -25,6 +25,7 @@ mod fields;
 mod folder;
 mod generated;
 mod merges;
+mod one_word;
 mod rope;
 mod rope_file;
 mod shape;

@@ -10,6 +10,7 @@ use tokenizers::{
 
 use super::added_tokens::{AddedTokens, Found};
 use super::error::ModelError;
+use super::one_word::OneWord;
 use super::token_bytes::{ByteScheme, Entry, TokenBytes};
 use super::words::Words;
 use super::yield_point::{GivenUp, YieldPoint};
@@ -69,7 +70,15 @@ pub struct Tokenizer {
     fingerprint: String,
     raw: AddedTokens,        // looked for in the text as it came
     normalized: AddedTokens, // looked for after normalisation
-    words: Option<Words>,    // none where the library alone knows what a text is cut into
+    parts: Parts,
+}
+
+/// How a text is worked on in parts.
+enum Parts {
+    Words(Box<Words>),
+    OneWord(Box<OneWord>),
+    /// The library alone knows what a text is cut into.
+    Library,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -139,8 +148,10 @@ impl Tokenizer {
             }
         }
         let fingerprint = fingerprint(&bytes, &specials);
-        let words = Words::of(&inner);
-        Ok(Self { inner, scheme, bytes, specials, fingerprint, raw, normalized, words })
+        let words = Words::of(&inner).map(|words| Parts::Words(Box::new(words)));
+        let one_word = || OneWord::of(&inner).map(|word| Parts::OneWord(Box::new(word)));
+        let parts = words.or_else(one_word).unwrap_or(Parts::Library);
+        Ok(Self { inner, scheme, bytes, specials, fingerprint, raw, normalized, parts })
     }
 
     /// One more than the highest token; at most the model's `vocab_size`.
@@ -186,8 +197,9 @@ impl Tokenizer {
         self.encode_in_parts(text, specials, &YieldPoint::NONE)
     }
 
-    /// As [`Self::encode`], in parts. Byte-level vocabularies take milliseconds for a part at most. With others a part may be all
-    /// of the text between two added tokens.
+    /// As [`Self::encode`], in parts. A part takes milliseconds at most with a vocabulary of byte pairs that is byte-level, and cuts by
+    /// expressions or at digits, or that is in the manner of SentencePiece with a token for each byte. With others (Unigram,
+    /// WordPiece, and what is cut at spaces, scripts or punctuation) a part may be all of the text between two added tokens.
     ///
     /// # Errors
     ///
@@ -248,15 +260,24 @@ impl Tokenizer {
         found: &[Found],
         yields: &YieldPoint,
     ) -> Result<Vec<Token>, EncodeError> {
-        let Some(words) = &self.words else { return self.encode_by_library(text, found, yields) };
         let mut tokens = Vec::new();
-        between(text, found, &mut tokens, |text, tokens| {
-            let text = words.normalize(text, yields)?;
-            let found = self.normalized.find(&text, SpecialTokens::AsText, yields)?;
-            between(&text, &found, tokens, |text, tokens| {
-                words.encode(self.inner.get_model(), text, yields, tokens)
-            })
-        })?;
+        match &self.parts {
+            Parts::Library => return self.encode_by_library(text, found, yields),
+            Parts::Words(words) => between(text, found, &mut tokens, |_, text, tokens| {
+                let text = words.normalize(text, yields)?;
+                let found = self.normalized.find(&text, SpecialTokens::AsText, yields)?;
+                between(&text, &found, tokens, |_, text, tokens| {
+                    words.encode(self.inner.get_model(), text, yields, tokens)
+                })
+            })?,
+            Parts::OneWord(word) => between(text, found, &mut tokens, |outer, text, tokens| {
+                let text = word.normalize(text, yields)?;
+                let found = self.normalized.find(&text, SpecialTokens::AsText, yields)?;
+                between(&text, &found, tokens, |inner, text, tokens| {
+                    word.encode(text, outer + inner == 0, yields, tokens)
+                })
+            })?,
+        }
         Ok(tokens)
     }
 
@@ -289,20 +310,20 @@ impl Tokenizer {
     }
 }
 
-/// Adds the tokens of a text: those that were found in it, and between them what `encode` adds.
+/// Adds the tokens of a text: those that were found in it, and between them what `encode` adds for what begins at a byte.
 fn between(
     text: &str,
     found: &[Found],
     tokens: &mut Vec<Token>,
-    mut encode: impl FnMut(&str, &mut Vec<Token>) -> Result<(), EncodeError>,
+    mut encode: impl FnMut(usize, &str, &mut Vec<Token>) -> Result<(), EncodeError>,
 ) -> Result<(), EncodeError> {
     let mut done = 0;
     for Found { range, token, .. } in found {
-        encode(&text[done..range.start], tokens)?;
+        encode(done, &text[done..range.start], tokens)?;
         tokens.push(*token);
         done = range.end;
     }
-    encode(&text[done..], tokens)
+    encode(done, &text[done..], tokens)
 }
 
 /// A hash over what each token stands for.

@@ -32,7 +32,7 @@ const PART_BYTES: usize = 2 << 10;
 /// How a byte-level vocabulary cuts texts.
 pub(crate) struct Words {
     /// Each is looked for in what the one before it has left.
-    patterns: Vec<SysRegex>,
+    patterns: Vec<Pattern>,
     composes: bool,
     characters: [char; 256], // by byte
     /// For long words, with the token of each byte; none where a byte has no token.
@@ -44,11 +44,7 @@ pub(crate) struct Words {
 impl Words {
     /// `None` where something else is done to a text before it comes to the model.
     pub(crate) fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
-        let composes = match tokenizer.get_normalizer() {
-            None => false,
-            Some(NormalizerWrapper::NFC(_)) => true,
-            Some(_) => return None,
-        };
+        let composes = tokenizer.get_normalizer().map_or(Some(false), composes)?;
         let parts = match tokenizer.get_pre_tokenizer()? {
             PreTokenizerWrapper::Sequence(parts) => parts.as_ref(),
             part => std::slice::from_ref(part),
@@ -58,8 +54,8 @@ impl Words {
         else {
             return None;
         };
-        let of_bytes = use_regex.then(|| SysRegex::new(GPT_2).ok());
-        let patterns = splits.iter().map(pattern).chain(of_bytes).collect::<Option<_>>()?;
+        let of_bytes = use_regex.then(|| SysRegex::new(GPT_2).ok().map(Pattern::Expression));
+        let patterns = splits.iter().map(Pattern::of).chain(of_bytes).collect::<Option<_>>()?;
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let characters = byte_characters();
         let tokens = characters.map(|character| model.token_to_id(character.encode_utf8(&mut [0; 4])));
@@ -133,16 +129,34 @@ impl Words {
     /// Calls with each word of a text, cut by the patterns one after the other.
     fn each(
         &self,
-        patterns: &[SysRegex],
+        patterns: &[Pattern],
         text: &str,
         call: &mut dyn FnMut(&str) -> Result<(), EncodeError>,
     ) -> Result<(), EncodeError> {
         if text.is_empty() {
             return Ok(());
         }
-        let Some((pattern, others)) = patterns.split_first() else { return call(text) };
+        match patterns.split_first() {
+            None => call(text),
+            Some((Pattern::Expression(pattern), others)) => {
+                self.each_between(pattern.find_iter(text), others, text, call)
+            }
+            Some((Pattern::Digits { is_single }, others)) => {
+                self.each_between(digits(text, *is_single), others, text, call)
+            }
+        }
+    }
+
+    /// As [`Self::each`], of what was found in a text and of what stands between.
+    fn each_between(
+        &self,
+        found: impl Iterator<Item = (usize, usize)>,
+        others: &[Pattern],
+        text: &str,
+        call: &mut dyn FnMut(&str) -> Result<(), EncodeError>,
+    ) -> Result<(), EncodeError> {
         let mut done = 0;
-        for (start, end) in pattern.find_iter(text) {
+        for (start, end) in found {
             self.each(others, &text[done..start], call)?;
             self.each(others, &text[start..end], call)?;
             done = end;
@@ -151,15 +165,59 @@ impl Words {
     }
 }
 
-/// What a part of a pre-tokenizer looks for, if each find is a word.
-fn pattern(part: &PreTokenizerWrapper) -> Option<SysRegex> {
-    let PreTokenizerWrapper::Split(split) = part else { return None };
-    let Split { pattern, behavior: SplitDelimiterBehavior::Isolated, invert: false, .. } = split else {
-        return None;
-    };
-    match pattern {
-        SplitPattern::Regex(pattern) => SysRegex::new(pattern).ok(),
-        SplitPattern::String(_) => None,
+/// What a part of a pre-tokenizer looks for, where each find is a word.
+enum Pattern {
+    Expression(SysRegex),
+    /// What the standard library calls numeric: one by one, or as many as stand together.
+    Digits {
+        is_single: bool,
+    },
+}
+
+impl Pattern {
+    fn of(part: &PreTokenizerWrapper) -> Option<Self> {
+        let split = match part {
+            PreTokenizerWrapper::Split(split) => split,
+            PreTokenizerWrapper::Digits(digits) => {
+                return Some(Self::Digits { is_single: digits.individual_digits });
+            }
+            _ => return None,
+        };
+        let Split { pattern, behavior: SplitDelimiterBehavior::Isolated, invert: false, .. } = split else {
+            return None;
+        };
+        match pattern {
+            SplitPattern::Regex(pattern) => SysRegex::new(pattern).ok().map(Self::Expression),
+            SplitPattern::String(_) => None,
+        }
+    }
+}
+
+/// Where a text has digits.
+fn digits(text: &str, is_single: bool) -> impl Iterator<Item = (usize, usize)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let start = done + text[done..].find(char::is_numeric)?;
+        let found = &text[start..];
+        let end = match is_single {
+            true => found.chars().next().map(char::len_utf8),
+            false => found.find(|c: char| !c.is_numeric()),
+        };
+        done = start + end.unwrap_or(found.len());
+        Some((start, done))
+    })
+}
+
+/// Whether a normalizer composes characters; `None` where it does anything else.
+fn composes(normalizer: &NormalizerWrapper) -> Option<bool> {
+    match normalizer {
+        NormalizerWrapper::NFC(_) => Some(true),
+        NormalizerWrapper::Sequence(parts) => match parts.as_ref() {
+            [] => Some(false),
+            [part] => composes(part),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

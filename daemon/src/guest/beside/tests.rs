@@ -1,3 +1,5 @@
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 
 use trellis_engine::model::GivenUp;
@@ -296,6 +298,63 @@ async fn work_in_parts_ends_with_its_guest_under_way_and_paused() {
     }
     let pieces = beside.lock();
     assert_eq!((pieces.n_running, pieces.rooms), (0, Rooms::default()));
+}
+
+#[tokio::test]
+async fn room_that_another_user_waits_for_is_given_back_before_others_of_its_user_have_their_turns() {
+    const N_OTHERS: u64 = 8;
+    let beside = Beside::of(1);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let holder = tokio::spawn({
+        let beside = beside.clone();
+        // All that there is for such texts.
+        let need = Need::of_text(4 << 20);
+        let work = |yields: &YieldPoint| compute(yields, Duration::from_millis(100));
+        async move { beside.run_in_parts(&owner(1, 99), &Arc::default(), NO_LIMIT, need, work).await }
+    });
+    tokio::task::yield_now().await;
+    let clocks: Vec<_> = (0..N_OTHERS).map(|_| Arc::new(CpuClock::default())).collect();
+    let others = (0..).zip(&clocks).map(|(guest, clock)| {
+        let (beside, clock, is_over) = (beside.clone(), clock.clone(), is_over.clone());
+        tokio::spawn(async move {
+            let work = move |yields: &YieldPoint| {
+                while !is_over.load(Relaxed) {
+                    compute(yields, Duration::from_millis(1)).expect("nobody gives it up");
+                }
+            };
+            beside.run_in_parts(&owner(1, guest), &clock, NO_LIMIT, Need::NOTHING, work).await;
+        })
+    });
+    let others: Vec<_> = others.collect();
+    while beside.lock().users.get(&ActorId(1)).is_none_or(|user| user.n_paused < N_OTHERS as usize) {
+        assert!(!holder.is_finished());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let used = || clocks.iter().map(|clock| clock.used()).sum::<Duration>();
+    let before = used();
+    let need = Need::of_text(1 << 20);
+    beside.run_in_room(&owner(2, 1), &Arc::default(), need, || ()).await;
+    let meanwhile = used() - before;
+    is_over.store(true, Relaxed);
+    assert_eq!(holder.await.expect("it ends"), Ok(()));
+    for other in others {
+        other.await.expect("it ends");
+    }
+    // By shares they would have had eight times what the holder still needed.
+    assert!(meanwhile < Duration::from_millis(60), "{meanwhile:?}");
+    assert!(beside.lock().users.is_empty());
+    assert_eq!(beside.lock().rooms, Rooms::default());
+}
+
+#[tokio::test]
+async fn what_is_given_up_is_told_so_at_each_yield_point_from_then_on() {
+    let work = |yields: &YieldPoint| {
+        let given_up = compute(yields, Duration::from_secs(60));
+        (given_up, [yields.reach(), yields.reach()])
+    };
+    let (beside, limit) = (Beside::of(1), Duration::from_millis(10));
+    let told = beside.run_in_parts(&owner(1, 1), &Arc::default(), limit, Need::NOTHING, work).await;
+    assert_eq!(told, (Err(GivenUp), [Err(GivenUp); 2]));
 }
 
 #[tokio::test]

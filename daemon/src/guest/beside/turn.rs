@@ -10,7 +10,7 @@ use trellis_engine::model::GivenUp;
 
 use super::super::cpu::CpuClock;
 use super::super::rooms::Need;
-use super::{NO_ROWS, Place, Running, Waiting};
+use super::{NO_ROWS, Place, Running, Waiting, paused_lane};
 use crate::thread_time::thread_time;
 
 /// Processor time after which a piece lets others have their turn.
@@ -29,6 +29,8 @@ pub(super) struct Held {
     looked: Instant,
     /// Processor time of its thread that is charged.
     charged: Duration,
+    /// Whether it was told to give up: from then on each yield point says so, at once.
+    is_given_up: bool,
 }
 
 /// What the yield points of a piece come to.
@@ -44,7 +46,7 @@ pub(super) struct Turn {
 
 impl Held {
     pub(super) fn new(running: Running, place: Place) -> Self {
-        Self { running, place, looked: Instant::now(), charged: Duration::ZERO }
+        Self { running, place, looked: Instant::now(), charged: Duration::ZERO, is_given_up: false }
     }
 
     /// Charges what its thread has used up to now.
@@ -53,19 +55,22 @@ impl Held {
         self.charged = used;
     }
 
-    /// Stands in line again, with its room, until it comes next: at once if nobody comes before it.
+    /// Stands in line again, with its room, until it comes next: at once if nobody comes before it. While another user waits for such
+    /// room it goes on, so that it gives the room back before its own user's pieces have their turns.
     fn give_way(&mut self, gone: &CancellationToken, runtime: &Handle) -> Result<(), GivenUp> {
         let beside = self.running.beside.clone();
         let (begin, mut turn) = oneshot::channel();
         let seat = self.place.seat.as_ref().expect("it is given back at the end");
         {
             let mut pieces = beside.lock();
+            let kind = self.running.need.kind();
+            let is_wanted = pieces.is_wanted_of(self.running.actor, kind);
             let user = pieces.user(self.running.actor);
-            if user.n_paused == N_PAUSED_MAX {
+            if user.n_paused == N_PAUSED_MAX || is_wanted {
                 return Ok(());
             }
             let need = Need::NOTHING;
-            user.waiting.push(seat, need.kind().lane(), Waiting { begin, need }, NO_ROWS);
+            user.waiting.push(seat, paused_lane(kind), Waiting { begin, need }, NO_ROWS);
             user.n_waiting += 1;
             user.n_paused += 1;
             user.n_running -= 1;
@@ -118,11 +123,16 @@ impl Turn {
     pub(super) fn reach(&self) -> Result<(), GivenUp> {
         let mut held = self.lock();
         let Some(held) = &mut *held else { return Ok(()) };
+        // What works for it, such as a template, may have made another error of it, and asks here why.
+        if held.is_given_up {
+            return Err(GivenUp);
+        }
         if held.looked.elapsed() < LOOK {
             return Ok(());
         }
         held.looked = Instant::now();
         if self.gone.is_cancelled() || self.clock.used_now() > self.cpu_max {
+            held.is_given_up = true;
             return Err(GivenUp);
         }
         let used = thread_time();
@@ -130,7 +140,9 @@ impl Turn {
             return Ok(());
         }
         held.charge(used);
-        held.give_way(&self.gone, &self.runtime)
+        let turn = held.give_way(&self.gone, &self.runtime);
+        held.is_given_up = turn.is_err();
+        turn
     }
 
     /// Its thread ends. What it had is given back when it is dropped.

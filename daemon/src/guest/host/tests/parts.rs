@@ -24,22 +24,35 @@ fn chat(content: &str, n_messages: usize) -> Vec<ChatMessage> {
     (0..n_messages).map(|_| ChatMessage { role: "user".to_owned(), content: content.to_owned() }).collect()
 }
 
+/// How often a call is made at most that is over before it is given up, as on a machine that is busy with other things.
+const N_TRIES: usize = 50;
+
 /// Gives a call up once it is under way; what its work takes then.
-async fn time_after<T>(guest: &mut Guest, call: impl AsyncFnOnce(&mut GuestState) -> T) -> Duration {
+async fn time_after<T>(guest: &mut Guest, call: impl AsyncFn(&mut GuestState) -> T) -> Duration {
     let (cpu, beside) = (guest.state.cpu.clone(), guest.state.beside.clone());
-    let begun = cpu.used();
-    {
-        let mut call = std::pin::pin!(call(&mut guest.state));
-        while cpu.used() == begun {
-            assert!((&mut call).now_or_never().is_none(), "it is over before it is given up");
-            tokio::time::sleep(Duration::from_micros(100)).await;
+    for _ in 0..N_TRIES {
+        let begun = cpu.used();
+        let is_over = {
+            let mut call = std::pin::pin!(call(&mut guest.state));
+            loop {
+                if (&mut call).now_or_never().is_some() {
+                    break true;
+                }
+                if cpu.used() != begun {
+                    break false;
+                }
+                tokio::time::sleep(Duration::from_micros(100)).await;
+            }
+        };
+        let given_up = cpu.used();
+        while beside.is_busy() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if !is_over {
+            return cpu.used() - given_up;
         }
     }
-    let given_up = cpu.used();
-    while beside.is_busy() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    cpu.used() - given_up
+    panic!("each of {N_TRIES} times it was over before it was given up");
 }
 
 #[tokio::test]
@@ -48,15 +61,15 @@ async fn work_for_a_guest_that_is_gone_ends_within_milliseconds() {
     let model = guest.model("tiny");
     let model = &model;
     for text in [words(), one_word()] {
-        let encode = async move |state: &mut GuestState| {
-            HostModel::encode(state, again(model), text, SpecialTokens::Parse).await
+        let encode = async |state: &mut GuestState| {
+            HostModel::encode(state, again(model), text.clone(), SpecialTokens::Parse).await
         };
         let after = time_after(&mut guest, encode).await;
         assert!(after < ENDS_WITHIN, "a text: {after:?}");
     }
     for messages in [chat(&words(), 1), chat("", 20_000)] {
-        let encode = async move |state: &mut GuestState| {
-            HostModel::encode_chat(state, again(model), messages, ChatEnd::Assistant).await
+        let encode = async |state: &mut GuestState| {
+            HostModel::encode_chat(state, again(model), messages.clone(), ChatEnd::Assistant).await
         };
         let after = time_after(&mut guest, encode).await;
         assert!(after < ENDS_WITHIN, "a chat: {after:?}");
@@ -79,9 +92,12 @@ async fn work_in_parts_ends_its_guest_when_that_has_had_its_processor_time() {
             .await
             .expect_err("long"),
     );
-    let messages = chat(&words(), 1);
-    let chat = HostModel::encode_chat(&mut guest.state, again(&model), messages, ChatEnd::Assistant).await;
-    is_over(chat.expect_err("long"));
+    // Of many messages without text it may be the template that is given up, which makes an error of its own of that.
+    for messages in [chat(&words(), 1), chat("", 20_000)] {
+        let chat =
+            HostModel::encode_chat(&mut guest.state, again(&model), messages, ChatEnd::Assistant).await;
+        is_over(chat.expect_err("long"));
+    }
     is_over(guest.state.emit_json(long_json()).await.expect_err("long"));
 }
 
