@@ -61,6 +61,9 @@ pub(crate) const N_POSITIONS_LEAST: usize = 2048;
 /// How long it is waited for that what was saved is on disk: a gigabyte, on a disk that does little else.
 const SETTLING_FOR_MAX: Duration = Duration::from_secs(10);
 
+/// Time of that between two looks at whether the daemon is to end at once.
+const SETTLING_PART: Duration = Duration::from_millis(200);
+
 /// What goes with every model that is loaded.
 #[derive(Clone, Default)]
 pub(crate) struct Fittings {
@@ -213,15 +216,30 @@ impl Loader {
 
     /// As [`Self::settle_saved_of`], of all models, for no longer than `ends_by` lets it.
     pub(crate) async fn settle_saved(&self, ends_by: &EndsBy) {
-        let until = ends_by.at_most(SETTLING_FOR_MAX);
-        self.settle(None, until.saturating_duration_since(tokio::time::Instant::now())).await;
+        let last = ends_by.at_most(SETTLING_FOR_MAX);
+        loop {
+            let now = tokio::time::Instant::now();
+            let until = ends_by.at_most(last.saturating_duration_since(now));
+            // In parts: the daemon may be told meanwhile to end at once.
+            if self.settled(None, until.saturating_duration_since(now).min(SETTLING_PART)).await {
+                return;
+            }
+            if tokio::time::Instant::now() >= until {
+                return note_not_settled();
+            }
+        }
     }
 
     async fn settle(&self, of: Option<String>, at_most: Duration) {
-        let Some(keepers) = self.keepers().cloned() else { return };
-        if !blocking(move || keepers.settle(of.as_deref(), at_most)).await {
-            tracing::warn!("contexts that were saved last are not on disk");
+        if !self.settled(of, at_most).await {
+            note_not_settled();
         }
+    }
+
+    /// Whether what was saved is on disk, or comes there in so long.
+    async fn settled(&self, of: Option<String>, at_most: Duration) -> bool {
+        let Some(keepers) = self.keepers().cloned() else { return true };
+        blocking(move || keepers.settle(of.as_deref(), at_most)).await
     }
 
     /// What was computed by all models that were ever loaded.
@@ -482,6 +500,10 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_owned()
+}
+
+fn note_not_settled() {
+    tracing::warn!("contexts that were saved last are not on disk");
 }
 
 #[cfg(test)]

@@ -163,13 +163,17 @@ impl Reload {
         let has_changed = checked.as_ref().is_none_or(|checked| {
             differences(&checked.with_live_of(&wanted), &wanted).iter().any(is_looked_up)
         });
-        let is_new = has_changed && info.waiting.iter().any(is_looked_up);
+        let has_to_be = info.waiting.iter().any(is_looked_up);
+        let is_new = has_changed && has_to_be;
         let Startable { classes, permissions, .. } = match is_new {
             true => start_check::check(&wanted, Starter::Own)?,
             false => Startable::at_once(&wanted)?,
         };
-        if is_new {
-            *checked = Some(wanted.clone());
+        match (is_new, has_to_be) {
+            (true, _) => *checked = Some(wanted.clone()),
+            (false, true) => {}
+            // What is told again later may be another start by then.
+            (false, false) => *checked = None,
         }
         drop(checked);
         // That may have taken long, and nothing is changed of a daemon that is about to go down.
@@ -342,6 +346,7 @@ mod tests {
             format!("{waits}{open}"),
             format!("kv_bytes = 1_000_000_000\n{waits}"),
             format!("{basis}{open}"),
+            waits.clone(),
         ]))));
         let info = reload.reload().await.expect("the folder is there");
         assert_eq!(names(&info.waiting), ["guests_dir"]);
@@ -355,6 +360,8 @@ mod tests {
         assert!(away.to_string().contains("guests_dir"), "{away}");
         let info = reload.reload().await.expect("nothing waits any more");
         assert!(info.waiting.is_empty(), "{info:?}");
+        let away = reload.reload().await.expect_err("it waits anew, and is looked at anew");
+        assert!(away.to_string().contains("guests_dir"), "{away}");
     }
 
     /// An origin that panics.

@@ -9,11 +9,11 @@ use tokio_util::task::AbortOnDropHandle;
 use trellis_client::{Error, Resumed};
 
 use super::connect::SocketArgs;
-use super::error::{CliError, ErrorObject};
+use super::error::CliError;
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
 use super::output::Format;
-use super::patience::Patience;
+use super::patience::{Patience, SILENCE_MAX};
 use super::screen::Screen;
 use super::seconds::seconds;
 
@@ -68,13 +68,13 @@ pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliEr
             }
         }
     };
-    let mut guest = Resumed::new(guest_id, from, connect);
-    if messages {
-        // Lines that are on their way when a connection is lost are lost with it, and the user is to hear of that.
-        guest = guest.with_patience(Duration::ZERO);
-    }
+    // Lines that are on their way when a connection is lost are lost with it, and the user is to hear of that.
+    let resumed_for = if messages { Duration::ZERO } else { wait.unwrap_or(SILENCE_MAX) };
+    let mut guest = Resumed::new(guest_id, from, connect).with_patience(resumed_for);
     // What is refused before anything is read is no end of a guest.
-    interrupts.stop(async { Ok(guest.attached().await?) }).await?;
+    if let Err(error) = interrupts.stop(async { Ok(guest.attached().await) }).await? {
+        return Err(patience.lock().await.why(error));
+    }
     // A guest may say nothing before it is told something.
     let sender = if messages { guest.sender() } else { None };
     let mut sending = sender.map(|sender| AbortOnDropHandle::new(tokio::spawn(input::send_lines(sender))));
@@ -98,12 +98,16 @@ pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliEr
             }
         }
     };
-    screen.end(error.as_ref().map(ErrorObject::from), usage)?;
+    let error = match error {
+        Some(Error::Daemon(body)) => Some(CliError::Guest(body)),
+        Some(error) => Some(patience.lock().await.why(error)),
+        None => None,
+    };
+    screen.end(error.as_ref().map(CliError::object), usage)?;
     match error {
         None if sent == Sent::NotAll => Err(CliError::InputCutShort),
         None => Ok(()),
-        Some(Error::Daemon(body)) => Err(CliError::Guest(body)),
-        Some(error) => Err(error.into()),
+        Some(error) => Err(error),
     }
 }
 

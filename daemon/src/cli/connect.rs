@@ -18,6 +18,7 @@ use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice, SavedContexts};
 use crate::daemon::{Daemon, LoadProgress, Seams};
 use crate::guest::check_format;
+use crate::ipc::{Lock, Seen};
 
 /// Bytes of a file that tell whether it is a component.
 const N_BYTES_BEGUN: u64 = 4 << 10;
@@ -57,6 +58,11 @@ impl SocketArgs {
     /// The sockets on which a daemon is looked for, in that order.
     pub(crate) fn candidates(&self) -> Vec<PathBuf> {
         self.named().map_or_else(candidates, |socket| vec![socket])
+    }
+
+    /// Those of these sockets on which a daemon may listen: a process has the lock, or this user cannot tell.
+    pub(crate) fn watched(sockets: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
+        sockets.iter().filter(|socket| matches!(Lock::look(socket), Seen::Held { .. } | Seen::Closed))
     }
 
     /// As [`Self::connect`], and says nothing however long that takes.
@@ -149,6 +155,8 @@ pub(crate) enum Found {
     There(Home),
     /// Inside this process, for this reason.
     Here(&'static str),
+    /// Inside this process, as the running daemon does not have the model: which daemon that is, and what it has.
+    Lacking(String),
 }
 
 /// Kept alive for its client.
@@ -171,8 +179,7 @@ impl HomeArgs {
         Patience::new(self.wait, format)
     }
 
-    /// Connects to the running daemon, unless guests are to run inside this process. Says so where the daemon would do but
-    /// for the model.
+    /// Connects to the running daemon, unless guests are to run inside this process.
     ///
     /// # Errors
     /// A daemon is running and cannot be talked to, or is unloading the model, or does not have it and was named; or the
@@ -208,8 +215,7 @@ impl HomeArgs {
                 if is_named {
                     return Err(CliError::NoSuchModel { lacking });
                 }
-                note(patience.format, &format!("{lacking}; loading it inside this process"));
-                Ok(Found::Here("the daemon does not have it"))
+                Ok(Found::Lacking(lacking))
             }
         }
     }

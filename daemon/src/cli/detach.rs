@@ -25,6 +25,7 @@ pub(crate) async fn detach(
     let named = interrupts.stop(super::run::meant_in_time(word, home, &mut patience)).await?;
     let mut there = match interrupts.stop(home.find(&mut patience)).await {
         Ok(Found::There(there)) => there,
+        Ok(Found::Lacking(lacking)) => return Err(CliError::NoSuchModel { lacking }),
         Ok(Found::Here(why)) => return Err(CliError::NothingToDetachFrom { why }),
         Err(CliError::Client(error)) => interrupts.stop(patience.next(home, not_begun(error)?)).await?,
         Err(error) => return Err(error),

@@ -382,7 +382,7 @@ impl CliError {
         }
     }
 
-    fn object(&self) -> ErrorObject {
+    pub(super) fn object(&self) -> ErrorObject {
         let body = match self {
             Self::Client(error) => return error.into(),
             Self::Guest(body) | Self::NotBegun(body) | Self::NotCompared(body) => (**body).clone(),

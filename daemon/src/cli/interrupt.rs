@@ -8,6 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::{CliError, INTERRUPTED};
 
+/// What a signal needs at most from the process to who watches for it.
+#[cfg(unix)]
+const ON_ITS_WAY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Hang-ups that are no end of a terminal: who sends one wants something else.
 pub(crate) struct HangUps(mpsc::UnboundedReceiver<()>);
 
@@ -92,9 +96,9 @@ impl Interrupts {
                     }
                 }
             }
-            // Who waits for an answer has it.
-            drop(asks);
             first.cancel();
+            // Who waits for an answer has it, and finds that the first has come.
+            drop(asks);
             signals.second().await;
             if let Some(second) = second.get() {
                 second.cancel();
@@ -119,14 +123,15 @@ impl Interrupts {
     /// Waits until every signal is heard of ([`Self::has_come`]) that this process was given before.
     ///
     /// A signal is on its way from the thread that was given it to the runtime, and from there to who watches. One more of another kind
-    /// is sent after it, which ends nothing and which the runtime hears of no sooner.
+    /// is sent after it, which ends nothing and which the runtime hears of no sooner. Where that one does not come, nothing is waited for
+    /// any longer.
     #[cfg(unix)]
     pub(crate) async fn heard_all(&self) {
         use tokio::signal::unix::{SignalKind, signal};
         if let Ok(mut last) = signal(SignalKind::window_change())
-            && nix::sys::signal::raise(nix::sys::signal::Signal::SIGWINCH).is_ok()
+            && raise_unblocked(nix::sys::signal::Signal::SIGWINCH).is_ok()
         {
-            last.recv().await;
+            let _ = tokio::time::timeout(ON_ITS_WAY_MAX, last.recv()).await;
         }
         let (answer, answered) = oneshot::channel();
         // Where the first has come nobody answers any more.
@@ -154,6 +159,16 @@ impl Interrupts {
             result = work => result,
         }
     }
+}
+
+/// Sends the calling thread a signal, which it takes at once, whether or not who started the process had that signal wait.
+#[cfg(unix)]
+fn raise_unblocked(signal: nix::sys::signal::Signal) -> nix::Result<()> {
+    use nix::sys::signal::{SigSet, SigmaskHow, raise};
+    let before = SigSet::from(signal).thread_swap_mask(SigmaskHow::SIG_UNBLOCK)?;
+    let raised = raise(signal);
+    before.thread_set_mask()?;
+    raised
 }
 
 /// What a conversation is told from outside.
@@ -328,6 +343,7 @@ impl Signals {
 
 #[cfg(all(test, unix))]
 mod tests {
+    use nix::sys::signal::{SigSet, Signal, raise};
     use rustix::io::Errno;
 
     use super::*;
@@ -347,7 +363,17 @@ mod tests {
         let interrupts = Interrupts::of(signals);
         interrupts.heard_all().await;
         assert!(!interrupts.has_come());
-        nix::sys::signal::raise(nix::sys::signal::Signal::SIGUSR1).expect("it is this process's");
+        // The process may have been started with what is sent last blocked.
+        let mut last = signal(SignalKind::window_change()).expect("signals are watched");
+        let blocked = SigSet::from(Signal::SIGWINCH);
+        blocked.thread_block().expect("it may be blocked");
+        interrupts.heard_all().await;
+        let came = tokio::time::timeout(60 * ON_ITS_WAY_MAX, last.recv()).await;
+        assert_eq!(came, Ok(Some(())), "it is taken all the same");
+        let mask = SigSet::thread_get_mask().expect("a thread has one");
+        assert!(mask.contains(Signal::SIGWINCH), "and blocked as before");
+        blocked.thread_unblock().expect("it was blocked here");
+        raise(Signal::SIGUSR1).expect("it is this process's");
         interrupts.heard_all().await;
         assert!(interrupts.has_come());
         interrupts.heard_all().await;

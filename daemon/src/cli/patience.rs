@@ -2,8 +2,8 @@
 //!
 //! - Comes in: where a daemon is looked for, or what one has said that takes on nothing more.
 //! - Goes out: a connection; meanwhile, to people, how far the daemon is, as it says itself beside its socket.
-//! - A daemon is waited for as long as there is a sign of it: it answers, or what it says of its start has changed. A user who may not
-//!   read that sees when it was last written.
+//! - A daemon is waited for as long as there is a sign of it: it says that it drains, or what it says of its start has changed. A user
+//!   who may not read that sees when it was last written.
 //! - Must not happen: an end of the wait while a model is being loaded; a wait for a daemon that stands still.
 
 use std::fs;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep, timeout};
-use trellis_client::{Client, Error, ErrorBody, ErrorCode, Lost, Tried};
+use trellis_client::{Client, Error, ErrorBody, ErrorCode, Lost};
 
 use super::connect::{Found, Home, HomeArgs, SocketArgs};
 use super::error::CliError;
@@ -40,8 +40,10 @@ pub(crate) struct Patience {
     pub(crate) format: Format,
     silence_max: Duration,
     progress: ProgressDisplay,
-    /// The last sign, and when it was first seen.
-    sign: Option<(Instant, Sign)>,
+    /// The last signs, of each socket on which a daemon may listen, and when they were first seen.
+    signs: Option<(Instant, Vec<(PathBuf, Sign)>)>,
+    /// Why [`Self::connect_again`] has given up.
+    silent: Option<CliError>,
     is_said: bool,
 }
 
@@ -74,7 +76,8 @@ impl Patience {
             format,
             silence_max: silence_max.unwrap_or(SILENCE_MAX),
             progress: ProgressDisplay::of_long_work(format),
-            sign: None,
+            signs: None,
+            silent: None,
             is_said: false,
         }
     }
@@ -95,7 +98,7 @@ impl Patience {
         };
         self.progress.finish();
         if connected.is_ok() {
-            self.sign = None;
+            self.signs = None;
         }
         Ok(connected?)
     }
@@ -103,37 +106,43 @@ impl Patience {
     /// As [`Self::connect`], where the connection before is lost.
     ///
     /// # Errors
-    /// As there; who gives no sign is told as one that does not run.
+    /// As there. One that gives no sign is told as one that cannot be connected to, after which nobody tries again; [`Self::why`] has
+    /// what it was.
     pub(crate) async fn connect_again(&mut self, socket: &SocketArgs) -> Result<Client, Error> {
         self.connect(socket).await.map_err(|error| match error {
             CliError::Client(error) => error,
             silent => {
-                let tried = socket.candidates().into_iter().map(|path| Tried {
-                    path,
-                    error: Arc::new(io::Error::new(io::ErrorKind::TimedOut, silent.to_string())),
-                });
-                Error::NotRunning { tried: tried.collect() }
+                let path = socket.candidates().into_iter().next().unwrap_or_default();
+                let source = Arc::new(io::Error::new(io::ErrorKind::TimedOut, silent.to_string()));
+                self.silent = Some(silent);
+                Error::Connect { path, source }
             }
         })
+    }
+
+    /// What an error is that has come after [`Self::connect_again`].
+    pub(crate) fn why(&mut self, error: Error) -> CliError {
+        self.silent.take().unwrap_or_else(|| error.into())
     }
 
     /// Waits until there is a daemon that takes on something, after one that does not any more.
     ///
     /// # Errors
-    /// None has come in time, of which `last` is said; or it is of no use.
+    /// None has come in time, or it does not have the model, of which `last` is said; or it is of no use.
     pub(crate) async fn next(&mut self, args: &HomeArgs, last: Box<ErrorBody>) -> Result<Home, CliError> {
         if !self.is_said {
             self.is_said = true;
             note(self.format, "the daemon is about to go down; waiting for the next one");
         }
         // The one that has said so.
-        self.sign = None;
+        self.signs = None;
         loop {
             sleep(PAUSE).await;
+            let before = self.signs.clone();
             match args.find(self).await {
                 Ok(Found::There(home)) => match n_guests_left(&home.client).await {
                     Ok(Some(n)) => {
-                        self.sign = None;
+                        self.signs = None;
                         let line =
                             format!("waiting for the next daemon: {n} guests of this one come to their ends");
                         self.progress.say(&line);
@@ -147,10 +156,17 @@ impl Patience {
                 },
                 // Who waited for a daemon starts none of its own.
                 Ok(Found::Here(_)) => {}
+                Ok(Found::Lacking(lacking)) => {
+                    self.progress.finish();
+                    note(self.format, &lacking);
+                    return Err(CliError::NotBegun(last));
+                }
                 Err(CliError::Client(error)) if error.is_retryable() || is_away(&error) => {}
                 Err(CliError::Silent { .. }) => return Err(CliError::NotBegun(last)),
                 Err(error) => return Err(error),
             }
+            // One that answers and is of no use gives no sign by that.
+            self.signs = self.signs.take().or(before);
             if self.look(&args.socket.candidates()).is_err() {
                 return Err(CliError::NotBegun(last));
             }
@@ -163,17 +179,20 @@ impl Patience {
     /// There was no sign for too long.
     fn look(&mut self, sockets: &[PathBuf]) -> Result<(), CliError> {
         let now = Instant::now();
-        let socket = sockets.iter().find(|path| path.exists()).or(sockets.first());
-        let sign = socket.map_or(Sign { said: None, written: None }, |path| Sign::of(path));
-        let (since, sign) = match self.sign.take() {
-            Some((since, last)) if last == sign => (since, sign),
-            _ => (now, sign),
+        // One on which nobody listens any more may lie beside that of a daemon which loads.
+        let signs: Vec<_> = SocketArgs::watched(sockets).map(|path| (path.clone(), Sign::of(path))).collect();
+        let since = match self.signs.take() {
+            Some((since, last)) if last == signs => since,
+            _ => now,
         };
-        let said = sign.said.clone();
-        self.sign = Some((since, sign));
+        let said = signs.iter().find_map(|(_, sign)| sign.said.clone());
+        let watched = signs.first().map(|(path, _)| path.clone());
+        self.signs = Some((since, signs));
         if now.duration_since(since) >= self.silence_max {
             self.progress.finish();
-            let socket = socket.map(|path| path.display().to_string()).unwrap_or_default();
+            let socket = watched.or_else(|| sockets.iter().find(|path| path.exists()).cloned());
+            let socket = socket.or_else(|| sockets.first().cloned()).unwrap_or_default();
+            let socket = socket.display().to_string();
             return Err(CliError::Silent { socket, waited: self.silence_max });
         }
         if !self.progress.is_drawn() {
@@ -218,7 +237,10 @@ pub(crate) fn is_away(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use trellis_client::Resumed;
+
     use super::*;
+    use crate::cli::error::TRY_AGAIN;
 
     #[tokio::test]
     async fn a_daemon_is_waited_for_as_long_as_it_comes_on_and_no_longer() {
@@ -247,6 +269,49 @@ mod tests {
         let seen = Sign::of(&path);
         assert_eq!(seen.said, None, "nobody has the lock");
         assert!(seen.written.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_socket_on_which_nobody_listens_hides_no_daemon_that_loads() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [stale, loads] = ["stale.sock", "loads.sock"].map(|name| folder.path().join(name));
+        drop(std::os::unix::net::UnixListener::bind(&stale).expect("a free place"));
+        drop(Lock::take(&stale).expect("nobody has it"));
+        let lock = Lock::take(&loads).expect("nobody has it");
+        let note = lock.note().expect("it is open");
+        let sockets = [stale, loads.clone()];
+        let silence_max = Duration::from_millis(50);
+        let mut patience = Patience::new(Some(silence_max), Format::Json);
+        for percent in 0..3 {
+            note.say(&format!("loading big: {percent}% of 2.1 GB")).expect("written");
+            patience.look(&sockets).expect("it comes on");
+            sleep(silence_max).await;
+        }
+        let silent = patience.look(&sockets).expect_err("it stands still");
+        let its = loads.display().to_string();
+        assert!(matches!(&silent, CliError::Silent { socket, .. } if *socket == its), "{silent}");
+    }
+
+    #[tokio::test]
+    async fn who_goes_on_reading_hears_that_a_daemon_is_silent_and_tries_no_more() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("a free place");
+        let socket = SocketArgs { socket: Some(path) };
+        let mut patience = Patience::new(Some(Duration::from_millis(200)), Format::Json);
+        let error = {
+            let patience = tokio::sync::Mutex::new(&mut patience);
+            let (patience, socket) = (&patience, &socket);
+            let connect = || async move { patience.lock().await.connect_again(socket).await };
+            let mut guest = Resumed::new(7, None, connect);
+            timeout(Duration::from_secs(50), guest.attached()).await.expect("no longer").expect_err("silent")
+        };
+        assert!(matches!(error, Error::Connect { .. }), "{error}");
+        let silent = patience.why(error);
+        assert!(matches!(silent, CliError::Silent { .. }), "{silent}");
+        assert_eq!(silent.exit_code(), TRY_AGAIN);
+        let lost = patience.why(Error::ConnectionLost(Lost::Closed));
+        assert!(matches!(lost, CliError::Client(Error::ConnectionLost(_))), "{lost}");
     }
 
     #[tokio::test]

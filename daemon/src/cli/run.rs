@@ -13,7 +13,7 @@ use super::connect::{Found, Home, HomeArgs, read_component};
 use super::error::{CliError, ErrorObject};
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
-use super::output::Format;
+use super::output::{Format, note};
 use super::patience::{Patience, not_begun};
 use super::profile::Profiling;
 use super::record::Recording;
@@ -207,8 +207,12 @@ async fn meant(word: &str, args: &HomeArgs, patience: &mut Patience) -> Result<N
 pub(crate) async fn home(args: &HomeArgs, named: &Named, patience: &mut Patience) -> Result<Home, CliError> {
     match (args.find(patience).await?, named) {
         (Found::There(home), _) => Ok(home),
-        (Found::Here(_), Named::Registered(name)) => Err(unknown_guest(name, None).await),
+        (Found::Here(_) | Found::Lacking(_), Named::Registered(name)) => Err(unknown_guest(name, None).await),
         (Found::Here(why), _) => args.make(why, patience.format).await,
+        (Found::Lacking(lacking), _) => {
+            note(patience.format, &format!("{lacking}; loading it inside this process"));
+            args.make("the daemon does not have it", patience.format).await
+        }
     }
 }
 

@@ -39,7 +39,9 @@ Examples:
 
 Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on nothing more and waits for what
 it is at, up to sessions.drain_ms (10 s), of which guests are told, so that they may save what they have; then it ends guests, their
-clients hear shutting_down, which may be tried again, and the socket is removed, within a second, whatever does not come to its end. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
+clients hear shutting_down, which may be tried again, and the socket is removed, within a second, whatever does not come to its end;
+where drain_ms is 0 each thing has the time of its own for that. A second SIGTERM or Ctrl-C does not wait for guests, and the daemon
+is gone within a second of it; a third waits for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
@@ -479,10 +481,16 @@ async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, word
         }
         second.await;
     };
-    tokio::select! {
-        () = daemon.drain() => {}
-        () = told_meanwhile => {}
+    let has_drained = tokio::select! {
+        () = daemon.drain() => true,
+        () = told_meanwhile => false,
+    };
+    if has_drained {
+        // What comes after a drain has what is left of its time, such as that what was saved comes onto disk, unless it is cut short.
+        daemon.shutdown().cancel();
+        interrupts.second().await;
     }
+    daemon.sessions().ends_by().note_end();
     daemon.shutdown().cancel();
     std::future::pending().await
 }

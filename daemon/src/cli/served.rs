@@ -30,14 +30,16 @@ pub(super) fn by(socket: &Path) -> Served {
     }
 }
 
-/// Whether others come to a socket, whose mode lets its group in. A folder that is not there is made for this user alone.
+/// Whether others come to a socket, whose mode lets its group in. A folder that is not there is made for this user alone. Links are
+/// followed: others need not come the way that this user has named.
 fn lets_others_in(socket: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt as _;
 
     let is_open = |folder: &Path| {
         std::fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & OTHERS_COME_THROUGH != 0)
     };
-    socket.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()).all(is_open)
+    let Some(folder) = socket.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return true };
+    std::fs::canonicalize(folder).is_ok_and(|folder| folder.ancestors().all(is_open))
 }
 
 /// Where guests run of a daemon that listens where these settings say.
@@ -98,6 +100,14 @@ mod tests {
             assert_eq!(lets_others_in(&socket), is_open, "{of_outer:o} {of_inner:o}");
         }
         mode(outer.path(), 0o755);
+        let closed = outer.path().join("closed");
+        std::fs::create_dir(&closed).expect("made");
+        std::os::unix::fs::symlink(&inner, closed.join("link")).expect("made");
+        mode(&closed, 0o700);
+        for (of_inner, is_open) in [(0o755, true), (0o700, false)] {
+            mode(&inner, of_inner);
+            assert_eq!(lets_others_in(&closed.join("link/trellis.sock")), is_open, "{of_inner:o}");
+        }
         assert!(!lets_others_in(&outer.path().join("not-there/trellis.sock")), "it is made for one user");
     }
 

@@ -74,8 +74,12 @@ pub(crate) async fn status(args: StatusArgs, format: Format) -> Result<(), CliEr
             Status::Stopped { state: "stopped", sockets }
         }
         Ok(Err(error)) => return Err(error.into()),
-        // It is the first whose socket is there.
-        Err(_) => not_greeted(args.socket.candidates().into_iter().find(|path| path.exists())),
+        // It is the first on whose socket somebody may listen: a daemon's that is gone may lie there still.
+        Err(_) => {
+            let sockets = args.socket.candidates();
+            let watched = SocketArgs::watched(&sockets).find(|path| path.exists());
+            not_greeted(watched.or_else(|| sockets.iter().find(|path| path.exists())).cloned())
+        }
     };
     output::print(format, &status, shown)?;
     match status {

@@ -135,7 +135,7 @@ const READY: &str = "ready";
 /// What it says of itself from when another program is to take its place, and that one until it loads models.
 const REPLACED: &str = "another program takes its place";
 
-/// What it says of itself once no program is to take its place any more.
+/// What it says of itself once it comes to its end and no program takes its place.
 const ENDING: &str = "ending";
 
 /// How far the start of a daemon is, said in its lock's file.
@@ -164,7 +164,7 @@ impl StartNote {
         }
     }
 
-    /// Says that this one comes to its end, and no other takes its place.
+    /// Says that this one comes to its end, and no program takes its place in this process.
     ///
     /// # Errors
     /// The system refused.
@@ -197,7 +197,8 @@ pub enum Phase {
     Starting(Option<String>),
     /// It has started.
     Ready,
-    /// It takes connections no more and comes to its end, after which nobody listens.
+    /// It takes connections no more and comes to its end. Who waits at the socket waits for another daemon where a service manager keeps
+    /// it, and hears then that nobody listens otherwise.
     Ending,
 }
 

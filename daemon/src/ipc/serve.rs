@@ -23,7 +23,7 @@ use crate::session::{Service, Sessions};
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Time between two words to those who wait for the next program.
+/// Time between two words to those who wait for the next daemon.
 const NOTE_PERIOD: Duration = Duration::from_secs(1);
 
 /// By how much the thread that accepts gives way to the engines' threads, in the system's steps of niceness. Less than guests do:
@@ -127,7 +127,7 @@ impl<S: Service> Door<S> {
                 () = until.cancelled() => break,
                 // Whoever comes from now on waits at the socket for the next daemon.
                 () = self.sessions.drains(), if listener.is_lent() => {
-                    until.cancelled().await;
+                    self.say_what_comes(&listener, &until).await;
                     break;
                 }
                 () = self.hand_over.begins() => {
@@ -179,20 +179,21 @@ impl<S: Service> Door<S> {
     }
 
     /// Says for who waits at the socket what is waited for, until it is told to stop. Once a second: that it is written again tells also
-    /// those who may not read it that this process goes on.
+    /// those who may not read it that this process goes on. No program takes the place of this one where the socket is lent, or where
+    /// that was given up.
     async fn say_what_comes(&self, listener: &Listener, until: &CancellationToken) {
         let note = listener.start_note().inspect_err(|error| tracing::debug!(%error, "nothing is said"));
         loop {
-            let is_given_up = self.hand_over.is_given_up();
+            let is_replaced = self.hand_over.has_begun() && !self.hand_over.is_given_up();
             // That it is not said keeps nobody from being replaced.
-            let _ = note.as_ref().map(|note| match is_given_up {
-                true => note.say_ending(),
-                false => note.say_replaced(self.sessions.ends_by().drain_left()),
+            let _ = note.as_ref().map(|note| match is_replaced {
+                true => note.say_replaced(self.sessions.ends_by().drain_left()),
+                false => note.say_ending(),
             });
             tokio::select! {
                 biased;
                 () = until.cancelled() => return,
-                () = self.hand_over.gives_up(), if !is_given_up => {}
+                () = self.hand_over.gives_up(), if is_replaced => {}
                 () = tokio::time::sleep(NOTE_PERIOD) => {}
             }
         }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_client::{Client, Error, ErrorCode, Event, Lost, Program, StartOptions};
 
 use super::listener::Place;
-use super::{BindError, HandOver, Listener, run};
+use super::{BindError, HandOver, Listener, Lock, Phase, owner_of, run};
 use crate::guest::GuestLimits;
 use crate::session::tests::fake::Fake;
 use crate::session::{Actor, SessionLimits, Sessions};
@@ -99,6 +99,42 @@ async fn who_is_not_served_is_told_so() {
         }
         shutdown.cancel();
         task.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_waits_at_a_lent_socket_sees_that_the_daemon_before_goes_on() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let lender = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let listener = Listener::adopt(lender.try_clone().unwrap(), 0o755).unwrap();
+    listener.start_note().unwrap().say_ready().unwrap();
+    let limits = SessionLimits { drain_ms: 600_000, ..SessionLimits::default() };
+    let sessions = Sessions::new(Arc::new(Fake::default()), limits, GuestLimits::default());
+    let shutdown = CancellationToken::new();
+    let daemon = tokio::spawn(run(listener, sessions.clone(), shutdown.clone(), Arc::default()));
+    let at_work = sessions.at_work();
+    let draining = tokio::spawn(async move { sessions.drain().await });
+    let phase = || owner_of(&path).map(|owner| owner.phase);
+    in_time("it says that it ends", || phase() == Some(Phase::Ending)).await;
+    let written = || fs::metadata(Lock::path(&path)).unwrap().modified().unwrap();
+    for _ in 0..2 {
+        let before = written();
+        in_time("it says so again", || written() != before).await;
+        assert_eq!(phase(), Some(Phase::Ending));
+    }
+    drop(at_work);
+    draining.await.unwrap();
+    shutdown.cancel();
+    daemon.await.unwrap();
+    assert_eq!(phase(), None, "it is gone");
+}
+
+async fn in_time(what: &str, holds: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -1,9 +1,9 @@
 //! By when a daemon is gone that was told to end.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 /// After the time of a drain, what is left has so long: guests to end that are told to, clients to take what is left for them, what
 /// was saved to come onto disk.
@@ -12,10 +12,10 @@ const END_TIME: Duration = Duration::from_millis(900);
 /// Of that, so long for all that comes after the ends of guests.
 const LAST_TIME: Duration = Duration::from_millis(400);
 
-/// The moment after which nothing of a daemon is waited for any more, once it drains. A drain that waits for nothing sets none: then
-/// each thing has the time of its own.
+/// The moment after which nothing of a daemon is waited for any more, once it drains or is told to end at once. A drain that waits for
+/// nothing sets none: then each thing has the time of its own, unless the daemon is told to end at once.
 #[derive(Debug, Default)]
-pub(crate) struct EndsBy(OnceLock<Instant>);
+pub(crate) struct EndsBy(watch::Sender<Option<Instant>>);
 
 impl EndsBy {
     /// The daemon drains for so long from now on; until when. The first word holds.
@@ -24,36 +24,65 @@ impl EndsBy {
         // Longer than any daemon runs, where that is no moment.
         let until = now.checked_add(time).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)));
         if !time.is_zero() {
-            let _ = self.0.set(until + END_TIME);
+            self.0.send_modify(|moment| {
+                moment.get_or_insert(until + END_TIME);
+            });
         }
         until
     }
 
+    /// The daemon ends from now on, however much is left of its drain.
+    pub(crate) fn note_end(&self) {
+        let by = Instant::now() + END_TIME;
+        self.0.send_modify(|moment| *moment = Some(moment.map_or(by, |before| before.min(by))));
+    }
+
+    fn get(&self) -> Option<Instant> {
+        *self.0.borrow()
+    }
+
     /// How long the drain goes on, while it does.
     pub(crate) fn drain_left(&self) -> Option<Duration> {
-        let left = self.0.get()?.saturating_duration_since(Instant::now());
+        let left = self.get()?.saturating_duration_since(Instant::now());
         left.checked_sub(END_TIME)
     }
 
     /// The end of something that may take so long.
     pub(crate) fn at_most(&self, time: Duration) -> Instant {
         let own = Instant::now() + time;
-        self.0.get().map_or(own, |by| own.min(*by))
+        self.get().map_or(own, |by| own.min(by))
     }
 
     /// The end of something that may take so long, after which there is more to come.
     pub(super) fn before_the_last(&self, time: Duration) -> Instant {
         let own = Instant::now() + time;
-        self.0.get().map_or(own, |by| own.min(*by - LAST_TIME))
+        self.get().map_or(own, |by| own.min(by - LAST_TIME))
     }
 
-    /// Waits for something, but not beyond that moment where there is one; whether it has come.
+    /// Waits for something, but not beyond that moment where there is one, or comes to be one meanwhile; whether it has come.
     pub(crate) async fn wait(&self, what: impl Future<Output = ()>) -> bool {
-        match self.0.get() {
-            Some(by) => timeout_at(*by, what).await.is_ok(),
-            None => {
-                what.await;
-                true
+        tokio::select! {
+            biased;
+            () = what => true,
+            () = self.come() => false,
+        }
+    }
+
+    /// Waits for that moment, which may come to be an earlier one.
+    async fn come(&self) {
+        let mut moments = self.0.subscribe();
+        loop {
+            let moment = *moments.borrow_and_update();
+            let over = async {
+                match moment {
+                    Some(by) => sleep_until(by).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = over => return,
+                // The sender is this one's.
+                _ = moments.changed() => {}
             }
         }
     }
@@ -84,5 +113,30 @@ mod tests {
         assert!(without_time.at_most(LONG) > by + drain);
         assert!(without_time.wait(async {}).await);
         EndsBy::default().note_drain(Duration::MAX);
+    }
+
+    #[tokio::test]
+    async fn who_is_told_to_end_at_once_does_so_however_long_the_drain_would_last() {
+        for drain in [LONG, Duration::ZERO] {
+            let ends_by = EndsBy::default();
+            ends_by.note_drain(drain);
+            ends_by.note_end();
+            let by = Instant::now() + END_TIME;
+            assert!(ends_by.at_most(LONG) <= by && ends_by.before_the_last(LONG) <= by - LAST_TIME);
+            assert!(ends_by.drain_left().is_none_or(|left| left.is_zero()), "it drains no more");
+            let first = ends_by.at_most(LONG);
+            ends_by.note_end();
+            assert_eq!(ends_by.at_most(LONG), first, "the first word holds");
+            assert!(!ends_by.wait(std::future::pending()).await);
+        }
+        // Also who waits already.
+        let ends_by = EndsBy::default();
+        ends_by.note_drain(LONG);
+        let told = async {
+            tokio::task::yield_now().await;
+            ends_by.note_end();
+        };
+        let (has_come, ()) = tokio::join!(ends_by.wait(std::future::pending()), told);
+        assert!(!has_come);
     }
 }

@@ -185,24 +185,31 @@ impl AsyncWrite for Stalling {
     }
 }
 
+/// A client that reads nothing any more of guests which send without end.
+async fn deaf(served: &Served) -> (Client, Vec<Guest>) {
+    let stream = UnixStream::connect(served.socket()).await.expect("connected");
+    let is_stalled = Arc::<AtomicBool>::default();
+    let deaf = Client::over(Stalling { stream, is_stalled: is_stalled.clone() }).await.expect("a daemon");
+    let mut floods = vec![start(&deaf, "flood-text").await];
+    is_stalled.store(true, Ordering::Relaxed);
+    // More than the system keeps for a connection.
+    for _ in 0..8 {
+        let program = Program::wasm(guests::hostile());
+        floods.push(deaf.start(program, with(&["flood-text"])).await.expect("asked for"));
+    }
+    (deaf, floods)
+}
+
+/// On a machine that does other things, too; a client that does not read would be waited for for 20 s.
+const BEYOND: Duration = Duration::from_secs(6);
+
 #[test]
 fn streams_end_with_a_reason_inside_the_time_of_a_drain_whoever_does_not_read() {
     const N_STREAMS: usize = 64;
     const DRAIN: Duration = Duration::from_secs(3);
-    // On a machine that does other things, too; a client that does not read would be waited for for 20 s.
-    const BEYOND: Duration = Duration::from_secs(6);
     let mut served = draining(DRAIN.as_millis() as u64);
     let ended = block_on(async {
-        let stream = UnixStream::connect(served.socket()).await.expect("connected");
-        let is_stalled = Arc::<AtomicBool>::default();
-        let deaf = Client::over(Stalling { stream, is_stalled: is_stalled.clone() }).await.expect("a daemon");
-        let mut floods = vec![start(&deaf, "flood-text").await];
-        is_stalled.store(true, Ordering::Relaxed);
-        // More than the system keeps for a connection.
-        for _ in 0..8 {
-            let program = Program::wasm(guests::hostile());
-            floods.push(deaf.start(program, with(&["flood-text"])).await.expect("asked for"));
-        }
+        let deaf = deaf(&served).await;
         let client = Client::connect_to(&served.socket()).await.expect("connected");
         // One that nobody reads.
         let program = Program::wasm(guests::hostile());
@@ -222,11 +229,29 @@ fn streams_end_with_a_reason_inside_the_time_of_a_drain_whoever_does_not_read() 
         assert!(DRAIN <= told && told < DRAIN + BEYOND, "{told:?}");
         // Whose reader is still there.
         let status = tokio::task::spawn_blocking(move || served.wait()).await.expect("no panic");
-        drop(floods);
+        drop(deaf);
         assert_eq!(status.code(), Some(0));
         begun.elapsed()
     });
     assert!(ended < DRAIN + BEYOND, "{ended:?}");
+}
+
+#[test]
+fn a_second_signal_has_the_daemon_gone_soon_whoever_does_not_read() {
+    let mut served = draining(600_000);
+    let took = block_on(async {
+        let deaf = deaf(&served).await;
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        signal(&served, Signal::TERM);
+        until_it_takes_on_nothing(&client).await;
+        let begun = Instant::now();
+        signal(&served, Signal::TERM);
+        let status = tokio::task::spawn_blocking(move || served.wait()).await.expect("no panic");
+        drop(deaf);
+        assert_eq!(status.code(), Some(0));
+        begun.elapsed()
+    });
+    assert!(took < BEYOND, "{took:?}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Those who wait for a daemon while another program takes its place, or while it loads its models.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::thread;
@@ -42,15 +43,19 @@ impl Drop for Running {
 impl Desk {
     /// One whose drains take so long.
     fn new(drain_ms: u64) -> Self {
+        let config = daemons::config(exe());
+        let sessions = SessionLimits { drain_ms, ..config.sessions };
+        Self::of(&Config { device: Device::Cpu, sessions, ..config })
+    }
+
+    /// One with these settings.
+    fn of(config: &Config) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let component = folder.path().join("hostile.wasm");
         fs::write(&component, guests::hostile()).expect("written");
-        let config = daemons::config(exe());
-        let sessions = SessionLimits { drain_ms, ..config.sessions };
-        let config = Config { device: Device::Cpu, sessions, ..config };
         let held = folder.path().join("held");
         let environment = [(held::ENVIRONMENT, held.to_str().expect("UTF-8"))];
-        let served = Served::start_with(exe(), &config, &environment);
+        let served = Served::start_with(exe(), config, &environment);
         Self { served, component: component.to_str().expect("UTF-8").to_owned(), folder }
     }
 
@@ -171,6 +176,79 @@ fn a_daemon_that_gives_no_sign_is_waited_for_as_long_as_was_said() {
     assert!(text(&ran.stderr).contains("has not answered, nor shown that it comes on, for 2 s"), "{ran:?}");
     assert!(begun.elapsed() >= Duration::from_secs(2));
     desk.go_on();
+}
+
+#[test]
+fn who_reads_a_detached_guest_waits_for_a_silent_daemon_as_long_as_was_said() {
+    let mut desk = Desk::new(0);
+    let detached = desk.beside(&["run", "--detach", &desk.component, "endless"].map(str::to_owned));
+    let detached = detached.join().expect("no panic");
+    assert!(detached.status.success(), "{detached:?}");
+    let guest_id = text(&detached.stdout).trim().to_owned();
+    let attached = desk.beside(&["attach", "--json", "--wait", "2", &guest_id].map(str::to_owned));
+    until("it is attached", || {
+        let listed = desk.beside(&["ps".to_owned()]).join().expect("no panic");
+        text(&listed.stdout).contains("attached")
+    });
+    let pid = Pid::from_raw(i32::try_from(desk.served.pid()).expect("a process")).expect("not 0");
+    kill_process(pid, Signal::KILL).expect("it runs");
+    let _ = desk.served.wait();
+    let begun = Instant::now();
+    // It listens, and never answers.
+    fs::remove_file(desk.served.socket()).expect("what is killed leaves it");
+    let _silent = UnixListener::bind(desk.served.socket()).expect("a free place");
+    let attached = attached.join().expect("no panic");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert_eq!(attached.status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{attached:?}");
+    let (out, err) = (text(&attached.stdout), text(&attached.stderr));
+    let end = out.lines().last().expect("a line");
+    assert!(end.contains("has not answered") && end.contains("\"retryable\":true"), "{out}");
+    assert!(err.contains("has not answered") && err.contains("\"retryable\":true"), "{err}");
+}
+
+#[test]
+fn who_waits_for_a_model_that_the_next_daemon_does_not_have_is_told() {
+    let config = daemons::config(exe());
+    let sessions = SessionLimits { drain_ms: 120_000, ..config.sessions };
+    let models = vec!["tiny".to_owned(), "draft".to_owned()];
+    let mut desk = Desk::of(&Config { device: Device::Cpu, sessions, models, ..config });
+    // It is found where the user's own is, as one that is named is the only one that will do.
+    let runtime = tempfile::tempdir().expect("a folder");
+    let own = desk.served.socket();
+    symlink(own.parent().expect("it is in a folder"), runtime.path().join("trellis")).expect("made");
+    let mut command = daemons::trellis(exe());
+    command.env("XDG_RUNTIME_DIR", runtime.path());
+    command.args(desk.run(&["--model", "draft"]));
+    let waiting = block_on(async {
+        let client = Client::connect_to(&own).await.expect("connected");
+        let mut guest =
+            client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("started");
+        started(&mut guest).await;
+        let pid = Pid::from_raw(i32::try_from(desk.served.pid()).expect("a process")).expect("not 0");
+        kill_process(pid, Signal::TERM).expect("it runs");
+        daemons::until("it drains", async || {
+            client.info().await.is_ok_and(|info| info.state.as_deref() == Some("draining"))
+        })
+        .await;
+        let waiting = thread::spawn(move || daemons::output(&mut command));
+        tokio::time::sleep(Duration::from_millis(1_000)).await;
+        assert!(!waiting.is_finished(), "it waits for the next one");
+        guest.end_messages().await.expect("it listens");
+        let _ = collect(guest).await.well();
+        waiting
+    });
+    assert_eq!(desk.served.wait().code(), Some(0));
+    let file = desk.served.config();
+    let settings = fs::read_to_string(&file).expect("it is there");
+    let fewer = settings.replace("\"tiny\", \"draft\"", "\"tiny\"");
+    assert_ne!(fewer, settings, "both are named");
+    fs::write(&file, fewer).expect("written");
+    desk.served.start_again();
+    let told = waiting.join().expect("no panic");
+    assert_eq!(told.status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{told:?}");
+    let said = text(&told.stderr);
+    assert!(said.contains("has no model \"draft\" (it has tiny)"), "{said}");
+    assert!(!said.contains("inside this process"), "{said}");
 }
 
 #[test]

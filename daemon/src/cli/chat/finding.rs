@@ -34,7 +34,7 @@ impl Finding {
                 };
                 match found {
                     Ok(Found::There(home)) => Ok(home),
-                    Ok(Found::Here(_)) => Err(Error::ConnectionLost(lost).into()),
+                    Ok(Found::Here(_) | Found::Lacking(_)) => Err(Error::ConnectionLost(lost).into()),
                     Err(body) => self.patience.next(args, body).await,
                 }
             }
