@@ -351,11 +351,11 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_signal_that_was_taken_is_heard_of() {
         use tokio::signal::unix::{SignalKind, signal};
-        // Two that no other test of this process watches for.
+        // Two that no other test of this process watches for: of one, the second watch would be a second interrupt.
         let watch = |kind| signal(kind).expect("signals are watched");
         let signals = Signals {
             interrupt: watch(SignalKind::user_defined1()),
-            terminate: watch(SignalKind::io()),
+            terminate: watch(SignalKind::alarm()),
             hang_up: None,
             others: None,
             had_terminal: false,
