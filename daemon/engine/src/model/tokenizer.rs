@@ -200,6 +200,7 @@ impl Tokenizer {
     /// As [`Self::encode`], in parts. A part takes milliseconds at most with a vocabulary of byte pairs that is byte-level, and cuts by
     /// expressions or at digits, or that is in the manner of SentencePiece with a token for each byte. With others (Unigram,
     /// WordPiece, and what is cut at spaces, scripts or punctuation) a part may be all of the text between two added tokens.
+    /// A run of white space is one part where words are cut by expressions: some 50 ms a mebibyte.
     ///
     /// # Errors
     ///
