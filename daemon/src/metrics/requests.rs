@@ -130,7 +130,7 @@ mod tests {
         exposition.add_requests(&BTreeMap::from([("m".to_owned(), stats)]));
         let text = exposition.text(TextFormat::Prometheus);
         for (counter, n) in [("prompt_tokens", 37), ("prefix_cache_queries", 37), ("prefix_cache_hits", 32)] {
-            let sample = format!("\nvllm:{counter}_total{{model_name=\"m\"}} {n}\n");
+            let sample = format!("\nvllm:{counter}_total{{model_name=\"m\"}} {n}.0\n");
             assert!(text.contains(&sample), "{sample} in {text}");
         }
     }

@@ -1,5 +1,5 @@
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc;
 
 use trellis_engine::model::GivenUp;
@@ -262,10 +262,12 @@ async fn parts_of_two_guests_of_a_user_go_by_turns_and_keep_their_room() {
 async fn work_in_parts_ends_with_its_guest_under_way_and_paused() {
     let beside = Beside::of(1);
     let (ended, ends) = mpsc::channel();
+    let n_begun = Arc::new(AtomicUsize::new(0));
     let begin = |guest: u64| {
-        let (beside, ended) = (beside.clone(), ended.clone());
+        let (beside, ended, n_begun) = (beside.clone(), ended.clone(), n_begun.clone());
         tokio::spawn(async move {
             let work = move |yields: &YieldPoint| {
+                n_begun.fetch_add(1, Relaxed);
                 let result = compute(yields, Duration::from_secs(60));
                 ended.send((guest, result)).expect("it is waited for");
             };
@@ -275,7 +277,8 @@ async fn work_in_parts_ends_with_its_guest_under_way_and_paused() {
     };
     // Of these three one computes at any time, and the others wait for their turn.
     let tasks = [begin(1), begin(2), begin(3)];
-    while beside.lock().users.get(&ActorId(1)).is_none_or(|user| user.n_paused < 2) {
+    let n_paused = || beside.lock().users.get(&ActorId(1)).map_or(0, |user| user.n_paused);
+    while n_begun.load(Relaxed) < 3 || n_paused() < 2 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let stopped = std::time::Instant::now();
