@@ -84,7 +84,7 @@ impl Merges {
             }
         };
         for (place, token) in (0..).zip(word) {
-            if place as usize % N_BETWEEN == 0 {
+            if (place as usize).is_multiple_of(N_BETWEEN) {
                 yields.reach()?;
             }
             if let Some(left) = symbols.last() {
