@@ -318,7 +318,7 @@ fn user_of_a_class(isolation: &str) {
         let program = || Program::wasm(guests::hostile());
         let body = daemons::run(&client, &guests::hostile(), with(&["contexts"])).await.reason().clone();
         assert!(
-            body.message.contains("contexts of the user") && body.message.contains("the limit is 3"),
+            body.message.contains("contexts of the ") && body.message.contains("the limit is 3"),
             "{body:?}"
         );
         let mut first = client.start(program(), with(&["endless"])).await.expect("started");
