@@ -1,12 +1,21 @@
-//! What is left in a daemon when its guests have ended.
+//! A daemon, and what is left in it when its guests have ended.
 
 use std::time::{Duration, Instant};
 
+use tokio::runtime::{Builder, Runtime};
+use trellis::config::Config;
 use trellis::daemon::Daemon;
 use trellis_engine::EngineStats;
 
 /// The longest wait for the end of a guest, or for what it held: no machine is so slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A daemon with these settings, and what runs it.
+pub(crate) fn start(config: &Config) -> (Daemon, Runtime) {
+    let daemon = Daemon::start(config, &|_| {}).expect("the daemon starts");
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    (daemon, runtime)
+}
 
 /// Waits for the last guest to be gone and sees that no engine holds anything of one, but for so many contexts that were saved:
 /// those are their user's, and stay.

@@ -9,7 +9,7 @@ use trellis::daemon::Daemon;
 use trellis::guest::GuestLimits;
 use trellis_client::{Error, Event, Program, StartOptions};
 
-use crate::held::{PATIENCE, nothing_is_held};
+use crate::held::{PATIENCE, nothing_is_held, start};
 
 /// Names the program that compiles guests, and the component of `tests/guests/hostile`, to a fuzzer.
 pub const COMPILER: &str = "TRELLIS_FUZZ_COMPILER";
@@ -59,12 +59,7 @@ impl Host {
             limits,
             ..Config::default()
         };
-        let daemon = Daemon::start(&config, &|_| {}).expect("the daemon starts");
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let (daemon, runtime) = start(&config);
         Self { daemon, runtime, wasm }
     }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use trellis::config::{Config, Device};
 use trellis::ipc::{Owner, Phase, owner_of};
 use trellis::session::SessionLimits;
-use trellis_client::{Client, Program};
+use trellis_client::{Client, Guest, Program};
 use trellis_tests::daemons::{self, PATIENCE, Served, collect, started, with};
 use trellis_tests::engines::block_on;
 use trellis_tests::terminal::Terminal;
@@ -74,6 +74,21 @@ impl Desk {
         fs::write(self.held(), "").expect("written");
         self.upgrade();
         until("the next one loads", || self.said().is_some_and(|said| said.starts_with("loading tiny")));
+    }
+
+    /// Tells the daemon to end, which it does once this guest has ended.
+    async fn drain(&self) -> Guest {
+        let client = Client::connect_to(&self.served.socket()).await.expect("connected");
+        let mut guest =
+            client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("started");
+        started(&mut guest).await;
+        let pid = Pid::from_raw(i32::try_from(self.served.pid()).expect("a process")).expect("not 0");
+        kill_process(pid, Signal::TERM).expect("it runs");
+        daemons::until("it drains", async || {
+            client.info().await.is_ok_and(|info| info.state.as_deref() == Some("draining"))
+        })
+        .await;
+        guest
     }
 
     /// What the daemon says of its start.
@@ -220,16 +235,7 @@ fn who_waits_for_a_model_that_the_next_daemon_does_not_have_is_told() {
     command.env("XDG_RUNTIME_DIR", runtime.path());
     command.args(desk.run(&["--model", "draft"]));
     let waiting = block_on(async {
-        let client = Client::connect_to(&own).await.expect("connected");
-        let mut guest =
-            client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("started");
-        started(&mut guest).await;
-        let pid = Pid::from_raw(i32::try_from(desk.served.pid()).expect("a process")).expect("not 0");
-        kill_process(pid, Signal::TERM).expect("it runs");
-        daemons::until("it drains", async || {
-            client.info().await.is_ok_and(|info| info.state.as_deref() == Some("draining"))
-        })
-        .await;
+        let guest = desk.drain().await;
         let waiting = thread::spawn(move || daemons::output(&mut command));
         tokio::time::sleep(Duration::from_millis(1_000)).await;
         assert!(!waiting.is_finished(), "it waits for the next one");
@@ -255,16 +261,7 @@ fn who_waits_for_a_model_that_the_next_daemon_does_not_have_is_told() {
 fn what_is_refused_by_a_program_on_its_way_out_is_started_in_the_next() {
     let desk = Desk::new(120_000);
     let detached = block_on(async {
-        let client = Client::connect_to(&desk.served.socket()).await.expect("connected");
-        let mut guest =
-            client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("started");
-        started(&mut guest).await;
-        let pid = Pid::from_raw(i32::try_from(desk.served.pid()).expect("a process")).expect("not 0");
-        kill_process(pid, Signal::TERM).expect("it runs");
-        daemons::until("it drains", async || {
-            client.info().await.is_ok_and(|info| info.state.as_deref() == Some("draining"))
-        })
-        .await;
+        let guest = desk.drain().await;
         let detached = desk.beside(&desk.run(&["--detach"]));
         tokio::time::sleep(Duration::from_millis(1_000)).await;
         assert!(!detached.is_finished(), "it waits for the next one");

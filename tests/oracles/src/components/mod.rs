@@ -29,7 +29,7 @@ use trellis_engine::{Ahead, Context, MaskSource, ModelHandle, Pull, RunKey, RunS
 use self::module::{Made, make};
 use self::values::SAVED_NAMES;
 use self::wit::World;
-use crate::held::{PATIENCE, nothing_is_held, until};
+use crate::held::{PATIENCE, nothing_is_held, start, until};
 use crate::host::COMPILER;
 
 /// How a guest may end, unless well: by what it did itself, or a limit of its own.
@@ -101,12 +101,7 @@ impl Components {
             limits,
             ..Config::default()
         };
-        let daemon = Daemon::start(&config, &|_| {}).expect("the daemon starts");
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let (daemon, runtime) = start(&config);
         let idle = fuzzing::held(daemon.service());
         let mut components = Self { daemon, runtime, expected: Vec::new(), idle };
         // One that does nothing.
