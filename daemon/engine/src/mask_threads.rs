@@ -131,6 +131,8 @@ struct Queue {
     n_threads: usize,
     n_threads_max: usize,
     n_idle: usize,
+    /// Idle threads that were called and have not woken yet.
+    n_called: usize,
     /// Threads that work for a slow guest.
     n_on_slow: usize,
     is_closed: bool,
@@ -248,9 +250,8 @@ impl MaskThreads {
     pub(crate) fn run_in_pieces(&self, owner: &Owner, work: impl FnMut(&mut Turn) -> Piece + Send + 'static) {
         let mut queue = self.0.lock();
         queue.of_user(owner.actor).push(owner.guest, Box::new(work));
-        // A thread that was called is idle until it wakes: there may be more to do than idle threads.
         let is_short = queue.n_waiting > queue.n_idle;
-        self.0.called.notify_one();
+        self.0.call(&mut queue);
         if is_short && queue.n_threads < queue.n_threads_max {
             queue.n_threads += 1;
             drop(queue);
@@ -289,6 +290,15 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls an idle thread, if there is something to do and none is on its way that would call the next: who has many masks worked
+    /// out, as the engine's thread between two steps, wakes one thread for them and not one for each.
+    fn call(&self, queue: &mut Queue) {
+        if queue.n_waiting > 0 && queue.n_called == 0 && queue.n_idle > 0 {
+            queue.n_called = 1;
+            self.called.notify_one();
+        }
+    }
+
     /// Waits to be called; whether that was within the time for which a thread that does nothing is kept. The only one waits on.
     fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> (MutexGuard<'a, Queue>, bool) {
         if queue.n_threads == 1 {
@@ -307,6 +317,8 @@ impl Shared {
                 let has_come;
                 (queue, has_come) = self.wait(queue);
                 queue.n_idle -= 1;
+                // Whoever woke is the one who was called: who was not, and woke by itself, looks for work as well.
+                queue.n_called = 0;
                 if !has_come && queue.n_waiting == 0 && queue.n_threads > 1 {
                     queue.n_threads -= 1;
                     return;
@@ -314,6 +326,7 @@ impl Shared {
                 continue;
             };
             queue.n_on_slow += usize::from(was_slow);
+            self.call(&mut queue);
             drop(queue);
             let begun = Instant::now();
             let left = piece_of(work);
@@ -326,8 +339,8 @@ impl Shared {
                 queue.of_user(actor).push(guest, work);
             }
             // Others may have waited for one of the slow to be done, and this thread does only one of what there is to do.
-            if (was_slow || goes_on) && queue.n_idle > 0 && queue.n_waiting > 0 {
-                self.called.notify_one();
+            if was_slow || goes_on {
+                self.call(&mut queue);
             }
         }
     }
