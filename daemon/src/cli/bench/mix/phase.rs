@@ -281,7 +281,7 @@ impl Stage<'_> {
             rates,
             tokens_per_s,
             n_pulled: load.is_pulled().then_some(n_pulled),
-            gaps: Gaps::of(&marks, begin, end),
+            gaps: Gaps::of(&marks, bounds),
         })
     }
 }
