@@ -63,7 +63,7 @@ const GUEST: &str = "probe";
 
 /// Measure speed and memory, of the engine alone and through guests
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", mix::programs_help()))]
 pub(crate) struct BenchArgs {
     /// Measure with this model: a bundled name (tiny, draft) or a folder
     #[arg(long, value_name = "NAME|PATH", default_value = TARGET_MODEL)]

@@ -20,12 +20,13 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 18] = builtin![
+pub(super) const BUILTIN: [Builtin; 19] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
     "speculation",
     "constrained",
+    "programs",
     "guidance",
     "guidance-of-two",
     "beams",

@@ -22,7 +22,14 @@ pub(crate) enum MixError {
     Missing { place: String, key: &'static str },
     #[error("{place}: no kind of load is named {kind:?}{hint}")]
     UnknownKind { place: String, kind: String, hint: Hint },
-    /// The engine cannot do this yet.
+    #[error(
+        "{place}: program is {name:?}, expected one of {known}, or a table of operations and reductions{hint}"
+    )]
+    UnknownProgram { place: String, name: String, known: String, hint: Hint },
+    #[error("{place}: {field} says how tokens are drawn, and so does program: leave one of them out")]
+    DrawsTwice { place: String, field: &'static str },
+    #[error("load {load:?}: {source}")]
+    Program { load: String, source: trellis_engine::sampling::program::ProgramError },
     #[error("a mix needs a load: add a table [[load]]")]
     NoLoads,
     #[error("two loads are named {name:?}: give each a name of its own")]

@@ -16,6 +16,13 @@ pub(super) struct Fields<'a> {
     asked: Vec<&'static str>,
 }
 
+/// What may be either.
+#[derive(Debug)]
+pub(super) enum NameOrTable<'a> {
+    Name(&'a str),
+    Table(Fields<'a>),
+}
+
 impl<'a> Fields<'a> {
     /// `place` is how messages name the table.
     pub(super) fn new(place: impl Into<String>, table: &'a Table) -> Self {
@@ -105,6 +112,23 @@ impl<'a> Fields<'a> {
         match self.get(key) {
             Some(Value::Table(table)) => Ok(Some(Self::new(format!("{}.{key}", self.place), table))),
             Some(other) => Err(self.wrong(key, "a table", other)),
+            None => Ok(None),
+        }
+    }
+
+    /// `expected` is what the message asks for.
+    ///
+    /// # Errors
+    /// It is neither a text nor a table.
+    pub(super) fn name_or_table(
+        &mut self,
+        key: &'static str,
+        expected: &'static str,
+    ) -> Result<Option<NameOrTable<'a>>, MixError> {
+        match self.get(key) {
+            Some(Value::String(_)) => Ok(self.text(key)?.map(NameOrTable::Name)),
+            Some(Value::Table(_)) => Ok(self.table(key)?.map(NameOrTable::Table)),
+            Some(other) => Err(self.wrong(key, expected, other)),
             None => Ok(None),
         }
     }

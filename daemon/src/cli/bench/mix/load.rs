@@ -6,10 +6,11 @@ use trellis_engine::Ahead;
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::beams::N_BEAMS_MAX;
-use trellis_engine::sampling::program::N_MEMBERS_MAX;
+use trellis_engine::sampling::program::{Definition, N_MEMBERS_MAX};
 
 use super::error::MixError;
 use super::fields::Fields;
+use super::programs;
 use crate::nearest::hint;
 
 /// What one kind of user does, several times at once.
@@ -51,6 +52,9 @@ pub(super) struct Streams {
     pub(super) runs: Runs,
     pub(super) ahead: Ahead,
     pub(super) sampler: Arc<Sampler>,
+    /// Draws in the place of the sampler, of which the seed is left: a sampler of the library by its name, or a made-up
+    /// program by its numbers of operations and of reductions, the draw among them.
+    pub(super) program: Option<Definition>,
     /// The JSON schema that they keep to.
     pub(super) schema: Option<String>,
     /// Contexts of each that guide it: then it draws the most probable token under guidance by the first of them, whatever
@@ -317,10 +321,23 @@ impl Streams {
             }
         };
         let sampler = sampler(fields, load)?;
+        let program = programs::read(fields)?;
         let schema = fields.text("schema")?.map(str::to_owned);
         let n_others = fields.count("others", 0..=N_MEMBERS_MAX)?.unwrap_or(0);
         let second = fields.text("second")?.map(str::to_owned);
-        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, schema, n_others, second })
+        if program.is_some() {
+            let is_seed_alone = *sampler == Sampler { seed: sampler.seed, ..Sampler::greedy() };
+            let twice = [("sampler", !is_seed_alone), ("others", n_others > 0)];
+            if let Some(&(field, _)) = twice.iter().find(|(_, is_on)| *is_on) {
+                return Err(MixError::DrawsTwice { place, field });
+            }
+        }
+        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, program, schema, n_others, second })
+    }
+
+    /// The program that it draws by, if it does not draw by the sampler.
+    pub(super) fn draws_by(&self) -> Option<Definition> {
+        if self.n_others > 0 { Some(programs::guidance()) } else { self.program.clone() }
     }
 }
 

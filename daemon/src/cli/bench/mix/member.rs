@@ -10,13 +10,12 @@ use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
 use trellis_engine::constraint::{Begins, Constraint, ConstraintLimits, Grammar, Rule, Whitespace};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::sampling::program::{Definition, Program, PutOn, RowShape};
 use trellis_engine::{
     Ahead, Answer, Ask, Context, Finish, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
-use trellis_programs::library;
 
 use super::load::{Runs, Speculation, Streams};
+use super::programs;
 use super::tally::Marks;
 use crate::cli::bench::{BenchError, engine};
 
@@ -93,7 +92,11 @@ impl Member {
         for idx in 0..load.n_others {
             others.push(self.other(second.as_ref().unwrap_or(&self.model), idx).await?);
         }
-        let sampler = if others.is_empty() { load.sampler.clone() } else { self.guided() };
+        let sampler = match load.draws_by() {
+            Some(program) => programs::sampler(program, load.sampler.seed, &self.model)
+                .expect("each program was tried on the models before"),
+            None => load.sampler.clone(),
+        };
         let mut context = self.context().await?;
         if let Some(schema) = &load.schema {
             let grammar = Grammar::JsonSchema { schema: schema.clone(), whitespace: Whitespace::Compact };
@@ -146,16 +149,6 @@ impl Member {
         other.append(&engine::unseen(model, self.n_prompt, run)).await?;
         other.ask(Ask::Prefill).await?.answer().await?;
         Ok(other)
-    }
-
-    /// Takes the most probable token under guidance.
-    fn guided(&self) -> Arc<Sampler> {
-        let definition = Definition::build(|b| library::guidance(b.logits(), b.member(0), 1.5).argmax());
-        let limits = self.model.limits();
-        let shape = RowShape { vocab_size: limits.vocab_size, n_positions: limits.n_positions_max };
-        let program =
-            Arc::new(Program::new(definition, shape).expect("a program of the library is in order"));
-        Arc::new(Sampler { program: Some(Box::new(PutOn::new(program))), ..Sampler::greedy() })
     }
 
     /// Looks at the most probable tokens, appends the best, and again.

@@ -17,6 +17,7 @@ use super::file::{Mix, Phase};
 use super::load::{Kind, Load};
 use super::loads::Operator;
 use super::member::{Member, Seat};
+use super::programs;
 use super::tally::{Gaps, Mark, Marks, counter_rates, pace, rates};
 use crate::cli::bench::speed::{Tolerance, check_streams};
 use crate::cli::bench::{BenchError, engine};
@@ -85,7 +86,7 @@ struct Running {
 type Tasks = JoinSet<Result<Infallible, CliError>>;
 
 impl Stage<'_> {
-    /// Whether all contexts of a phase fit the engine at once.
+    /// Whether all contexts of a phase fit the engine at once, and their programs the models.
     ///
     /// # Errors
     /// They do not; with the numbers.
@@ -95,6 +96,15 @@ impl Stage<'_> {
         for &idx in &phase.loads {
             let load = &self.mix.loads[idx];
             needed += load.n_pages(load.n_growth(limits.n_positions_max)?);
+            if let Kind::Streams(streams) = &load.kind
+                && let Some(program) = streams.draws_by()
+            {
+                let second = streams.second.as_ref().and(self.second);
+                for model in [self.model].into_iter().chain(second) {
+                    programs::sampler(program.clone(), 0, model)
+                        .map_err(|source| MixError::Program { load: load.name.clone(), source })?;
+                }
+            }
         }
         if needed > limits.n_pages {
             return Err(MixError::TooFewPages { phase: phase.name.clone(), needed, n_pages: limits.n_pages });
@@ -281,7 +291,7 @@ impl Stage<'_> {
             rates,
             tokens_per_s,
             n_pulled: load.is_pulled().then_some(n_pulled),
-            gaps: Gaps::of(&marks, begin, end),
+            gaps: Gaps::of(&marks, bounds),
         })
     }
 }

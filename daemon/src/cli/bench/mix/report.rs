@@ -56,6 +56,9 @@ pub(super) struct LoadReport {
     /// A member's or a hypothesis's rate over that of one of its measure alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) share: Option<f64>,
+    /// By how much the mean gap is longer than that of its measure alone, in µs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) us_more: Option<f64>,
     /// The median gap over that of its measure alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     gap_ratio: Option<f64>,
@@ -194,7 +197,7 @@ fn report(load: &LoadSeen, mix: &Mix, all: &[Seen], seen: &Seen) -> LoadReport {
         is_alone && !std::ptr::eq(*other, seen)
     });
     let measure = measure.map(|other| &other.loads[0]);
-    let medians = measure.and_then(|measure| Some((load.gaps?, measure.gaps?)));
+    let both_gaps = measure.and_then(|measure| Some((load.gaps?, measure.gaps?)));
     let n_streams = if mix.loads[load.idx].is_decoding() { mix.loads[load.idx].n_streams() } else { 1 };
     let pace = |load: &LoadSeen| load.tokens_per_s / mix.loads[load.idx].n_streams() as f64;
     LoadReport {
@@ -207,8 +210,9 @@ fn report(load: &LoadSeen, mix: &Mix, all: &[Seen], seen: &Seen) -> LoadReport {
         ms_per_token: n_streams as f64 * 1e3 / load.tokens_per_s,
         gaps: load.gaps,
         share: measure.map(|measure| pace(load) / pace(measure)),
-        gap_ratio: medians.map(|(own, measure)| own.p50_ms / measure.p50_ms),
-        p99_ratio: medians.map(|(own, measure)| own.p99_ms / measure.p50_ms),
+        us_more: both_gaps.map(|(own, measure)| (own.mean_ms - measure.mean_ms) * 1e3),
+        gap_ratio: both_gaps.map(|(own, measure)| own.p50_ms / measure.p50_ms),
+        p99_ratio: both_gaps.map(|(own, measure)| own.p99_ms / measure.p50_ms),
     }
 }
 
@@ -218,11 +222,13 @@ impl PhaseReport {
             ("LOAD", Align::Left),
             ("TOKENS/S", Align::Right),
             ("MS A TOKEN", Align::Right),
-            ("GAP P50 MS", Align::Right),
+            ("GAP MEAN MS", Align::Right),
+            ("P50", Align::Right),
             ("P90", Align::Right),
             ("P99", Align::Right),
             ("LONGEST", Align::Right),
             ("SHARE OF PACE", Align::Right),
+            ("MORE THAN ALONE US", Align::Right),
             ("P50 OF ALONE", Align::Right),
             ("P99 OF P50 ALONE", Align::Right),
         ]);
@@ -233,11 +239,13 @@ impl PhaseReport {
                 format!("{}: {} {} of {}", load.name, load.count, load.kind, load.n_prompt),
                 format!("{:.1}", load.tokens_per_s),
                 ms(load.ms_per_token),
+                load.gaps.as_ref().map_or(String::new(), |gaps| format!("{:.4}", gaps.mean_ms)),
                 gap(|gaps| gaps.p50_ms),
                 gap(|gaps| gaps.p90_ms),
                 gap(|gaps| gaps.p99_ms),
                 gap(|gaps| gaps.longest_ms),
                 load.share.map_or(String::new(), |share| format!("{:.1}%", share * 100.0)),
+                load.us_more.map_or(String::new(), |us| format!("{us:+.1}")),
                 ratio(load.gap_ratio),
                 ratio(load.p99_ratio),
             ]);
@@ -257,11 +265,58 @@ impl PhaseReport {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use trellis_engine::{Causes, EngineStats};
 
     use super::*;
+    use crate::cli::bench::mix::tally::Mark;
+
+    /// A load that gave a token every so many µs, 100 times, in one window.
+    fn seen_every(idx: usize, us: u64) -> Seen {
+        let begin = Instant::now();
+        let gap = Duration::from_micros(us);
+        let marks: Vec<Mark> = (0..100).map(|i| Mark { at: begin + i * gap, gap: Some(gap) }).collect();
+        let gaps = Gaps::of(&marks, &[begin, begin + 100 * gap]);
+        let tokens_per_s = 1e6 / us as f64;
+        let load = LoadSeen { idx, rates: vec![tokens_per_s], tokens_per_s, n_pulled: Some(100), gaps };
+        let elapsed = 100 * gap;
+        let stats = EngineDelta { elapsed, begin: EngineStats::default(), end: EngineStats::default() };
+        Seen { loads: vec![load], stats, n_equal: 16 }
+    }
+
+    #[test]
+    fn a_microsecond_more_a_token_is_seen() {
+        let load = |name: &str, more: &str| {
+            format!("[[load]]\nkind = \"streams\"\nname = \"{name}\"\nprompt = 8\n{more}")
+        };
+        let text =
+            format!("together = false\n{}{}", load("plain", ""), load("costly", "against = \"plain\"\n"));
+        let mix = Mix::parse(&text).expect("valid");
+        let mut report = MixReport {
+            mix: "x".to_owned(),
+            about: String::new(),
+            device: "cpu".to_owned(),
+            model: "tiny".to_owned(),
+            dtype: "f32",
+            step_rows: 1,
+            step_tokens: 1,
+            measure_s: 1.0,
+            n_verified: 16,
+            phases: Vec::new(),
+        };
+        report.extend(&mix, &[seen_every(0, 123_456), seen_every(1, 123_457)]);
+        let json = serde_json::to_value(&report).expect("JSON");
+        let costly = &json["phases"][1]["loads"][0];
+        let us_more = costly["us_more"].as_f64().expect("a number");
+        assert!((us_more - 1.0).abs() < 1e-6, "{costly}");
+        assert!((costly["gaps"]["mean_ms"].as_f64().expect("a number") - 123.457).abs() < 1e-9, "{costly}");
+        assert!(json["phases"][0]["loads"][0].get("us_more").is_none(), "nothing is more than itself");
+        let text = report.render();
+        for shown in ["MORE THAN ALONE US", "123.4560", "123.4570", "+1.0"] {
+            assert!(text.contains(shown), "{shown} in {text}");
+        }
+    }
 
     #[test]
     fn rows_in_vain_and_rows_that_sat_out_are_those_of_the_measured_time() {

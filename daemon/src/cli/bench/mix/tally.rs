@@ -59,6 +59,8 @@ impl Marks {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Gaps {
     pub(super) n: usize,
+    /// The mean of those that end in a window, the median over the windows: finer than a rate, which counts whole tokens.
+    pub(super) mean_ms: f64,
     pub(super) p50_ms: f64,
     pub(super) p90_ms: f64,
     pub(super) p99_ms: f64,
@@ -66,13 +68,22 @@ pub(super) struct Gaps {
 }
 
 impl Gaps {
-    /// Those that ended between `begin` and `end`.
-    pub(super) fn of(marks: &[Mark], begin: Instant, end: Instant) -> Option<Self> {
-        let inside = marks.iter().filter(|mark| mark.at >= begin && mark.at < end);
-        let samples = sorted(inside.filter_map(|mark| Some(mark.gap?.as_secs_f64() * 1e3)).collect());
+    /// Those that ended in the windows, whose bounds are given: one more than there are windows.
+    pub(super) fn of(marks: &[Mark], bounds: &[Instant]) -> Option<Self> {
+        let mut windows = vec![Vec::new(); bounds.len() - 1];
+        for mark in marks {
+            if let (Some(gap), Some(window)) = (mark.gap, window(mark, bounds)) {
+                windows[window].push(gap.as_secs_f64() * 1e3);
+            }
+        }
+        let means = windows.iter().filter(|gaps| !gaps.is_empty());
+        let means = means.map(|gaps| gaps.iter().sum::<f64>() / gaps.len() as f64).collect::<Vec<_>>();
+        let samples = sorted(windows.concat());
+        let &longest_ms = samples.last()?;
         Some(Self {
             n: samples.len(),
-            longest_ms: *samples.last()?,
+            mean_ms: median(means),
+            longest_ms,
             p50_ms: quantile(&samples, 0.5),
             p90_ms: quantile(&samples, 0.9),
             p99_ms: quantile(&samples, 0.99),
@@ -80,14 +91,17 @@ impl Gaps {
     }
 }
 
+/// The window in which a mark is, if it is in any.
+fn window(mark: &Mark, bounds: &[Instant]) -> Option<usize> {
+    let n_begun = bounds.partition_point(|bound| *bound <= mark.at);
+    n_begun.checked_sub(1).filter(|&window| window + 1 < bounds.len())
+}
+
 /// Tokens a second in each window, whose bounds are given: one more than there are windows.
 pub(super) fn rates(marks: &[Mark], bounds: &[Instant]) -> Vec<f64> {
     let mut counts = vec![0_u64; bounds.len() - 1];
-    for mark in marks {
-        let n_begun = bounds.partition_point(|bound| *bound <= mark.at);
-        if let Some(count) = n_begun.checked_sub(1).and_then(|window| counts.get_mut(window)) {
-            *count += 1;
-        }
+    for window in marks.iter().filter_map(|mark| window(mark, bounds)) {
+        counts[window] += 1;
     }
     per_second(&counts, bounds)
 }
@@ -123,10 +137,14 @@ mod tests {
         let mut marks: Vec<Mark> = (1..=100).map(|i| mark(10 * i, i)).collect();
         marks.push(Mark { at: at(begin, 500), gap: None });
         marks.push(mark(5_000, 900));
-        let gaps = Gaps::of(&marks, begin, at(begin, 2_000)).expect("gaps");
+        // Nothing ends in the last window, which has no mean.
+        let bounds = [0, 105, 1_500, 2_000].map(|ms| at(begin, ms));
+        let gaps = Gaps::of(&marks, &bounds).expect("gaps");
         assert_eq!((gaps.n, gaps.p50_ms, gaps.longest_ms), (100, 50.5, 100.0));
+        // The means are 5.5 and 55.5.
+        assert!((gaps.mean_ms - 30.5).abs() < 1e-9, "{gaps:?}");
         assert!((gaps.p90_ms - 90.1).abs() < 1e-9 && (gaps.p99_ms - 99.01).abs() < 1e-9, "{gaps:?}");
-        assert_eq!(Gaps::of(&marks, begin, at(begin, 5)), None);
+        assert_eq!(Gaps::of(&marks, &[begin, at(begin, 5)]), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use clap::Parser;
 use serde_json::Value;
+use trellis_programs::{Definition, Source};
 
 use super::*;
 
@@ -136,6 +137,43 @@ async fn streams_are_of_two_models_and_guided_by_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn streams_draw_by_programs() {
+    let load = |name: &str, program: &str| {
+        format!(
+            "[[load]]\nkind = \"streams\"\nname = \"{name}\"\ncount = 2\nprompt = 20\nwrap_tokens = 40\n{program}"
+        )
+    };
+    let against = |name: &str, program: &str| {
+        load(name, &format!("program = {program}\nagainst = \"greedy\"\nahead = \"unbounded\"\n"))
+    };
+    let loads = [
+        load("greedy", ""),
+        against("made up", "{ operations = 20, reductions = 3 }"),
+        against("mirostat", "\"mirostat\""),
+        against("penalised", "\"dry\""),
+    ];
+    let (_, json) = run_long_enough(&format!("together = false\n{}", loads.concat()), |phases| {
+        phases.iter().all(are_seen)
+    })
+    .await;
+    let phases = json["phases"].as_array().expect("phases");
+    assert!(phases.len() == 4 && phases.iter().all(are_seen), "{json}");
+    assert!(phases[1..].iter().all(|phase| phase["loads"][0]["us_more"].is_f64()), "{json}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_whose_program_finds_no_token_gives_none() {
+    let args = parse("--mix x.toml --model tiny --device cpu").expect("valid");
+    let text =
+        "warm_up_s = 0\nmeasure_s = 0.2\n[[load]]\nkind = \"streams\"\nprompt = 20\nwrap_tokens = 40\n";
+    let mut mix = Mix::parse(text).expect("valid");
+    let Kind::Streams(streams) = &mut mix.loads[0].kind else { panic!("{mix:?}") };
+    streams.program = Some(Definition::build(|b| b.logits().keep(b.nothing()).draw(Source::SEED)));
+    let error = measure(&args, "x.toml", &mix, Format::Json).await.expect_err("nothing is drawn");
+    assert!(matches!(error, CliError::Bench(BenchError::Mix(MixError::Silent { .. }))), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn guesses_are_right_as_often_as_asked_for() {
     for (right, n_least, n_most) in [(0.0, 4.5, 5.5), (1.0, 0.9, 1.2)] {
         let report = run(&format!(
@@ -205,4 +243,12 @@ async fn what_does_not_fit_is_refused_before_anything_runs() {
     let error =
         run("[[load]]\nkind = \"streams\"\ncount = 4096\nprompt = 512\n").await.expect_err("too many");
     assert!(matches!(error, CliError::Bench(BenchError::Mix(MixError::TooFewPages { .. }))), "{error}");
+    let error = run(
+        "[[load]]\nkind = \"streams\"\nprompt = 8\n[[load]]\nkind = \"streams\"\nname = \"long\"\nprompt = 8\n\
+         program = { operations = 128, reductions = 8 }\n",
+    )
+    .await
+    .expect_err("too costly");
+    let error = error.to_string();
+    assert!(error.contains("load \"long\": the program costs ") && error.contains(" readings"), "{error}");
 }

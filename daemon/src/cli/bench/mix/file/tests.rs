@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use trellis_engine::Ahead;
+use trellis_programs::{Definition, Source, library};
 
 use super::*;
 use crate::cli::bench::mix::load::{Beams, Runs, Streams};
@@ -24,7 +25,7 @@ fn a_mix_is_read() {
     assert_eq!((mix.warm_up, mix.measure), (Duration::from_millis(500), Duration::from_secs(3)));
     assert_eq!((mix.n_windows, mix.step_rows, mix.step_tokens), (6, Some(16), Some(64)));
     assert_eq!(mix.latency_multiple, Some(1.8));
-    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler, schema, n_others, second }) =
+    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler, program, schema, n_others, second }) =
         &mix.loads[0].kind
     else {
         panic!("{:?}", mix.loads[0])
@@ -34,11 +35,28 @@ fn a_mix_is_read() {
         (schema.as_deref(), second.as_deref(), mix.second()),
         (Some("{}"), Some("draft"), Some("draft"))
     );
+    assert_eq!(*program, None);
     assert_eq!((sampler.temperature, sampler.repetition_penalty, sampler.top_k), (0.8, 1.5, None));
     let names: Vec<&str> = mix.phases.iter().map(|phase| phase.name.as_str()).collect();
     assert_eq!(names, ["streams alone", "prompts alone", "together"]);
     assert_eq!(mix.phases[2].loads, [0, 1]);
     assert_eq!((*n_others, mix.n_rows(), mix.n_guests()), (1, 16, 0));
+}
+
+#[test]
+fn a_stream_draws_by_the_sampler_or_by_a_program() {
+    let drawn = |more: &str| {
+        let mix = Mix::parse(&format!("{STREAMS}{more}")).expect("valid");
+        let Kind::Streams(streams) = mix.loads[0].kind.clone() else { panic!("{:?}", mix.loads[0]) };
+        (streams.draws_by(), streams.sampler.seed)
+    };
+    assert_eq!(drawn(""), (None, 0));
+    let typical = Definition::build(|b| library::typical(b.logits(), 0.9).draw(Source::SEED));
+    assert_eq!(drawn("program = \"typical\"\n[load.sampler]\nseed = 5\n"), (Some(typical), 5));
+    let (plain, _) = drawn("program = { operations = 12 }\n");
+    assert_eq!(plain.expect("a program").operations.len(), 12);
+    let guided = Definition::build(|b| library::guidance(b.logits(), b.member(0), 1.5).argmax());
+    assert_eq!(drawn("others = 1\n"), (Some(guided), 0));
 }
 
 #[test]
@@ -61,6 +79,12 @@ fn a_field_that_is_nearly_right_is_named() {
         (STREAMS.replace("streams", "steams"), "\"steams\"", "\"streams\""),
         (format!("{STREAMS}[[phase]]\nloads = [\"stream\"]\n"), "\"stream\"", "\"streams\""),
         (format!("{STREAMS}against = \"steams\"\n"), "against", "\"streams\""),
+        (format!("{STREAMS}program = \"typcal\"\n"), "load 1: program is \"typcal\"", "\"typical\""),
+        (
+            format!("{STREAMS}program = {{ operations = 12, reduction = 2 }}\n"),
+            "load 1.program",
+            "\"reductions\"",
+        ),
     ];
     for (text, wrong, right) in cases {
         let error = refused(&text);
@@ -82,6 +106,23 @@ fn what_has_no_meaning_is_refused() {
         (STREAMS.replace("prompt = 128", ""), "lacks the field \"prompt\""),
         (format!("{STREAMS}ahead = \"far\"\n"), "adaptive or unbounded"),
         (format!("{STREAMS}[load.sampler]\ntop_p = 2\n"), "top-p is 2"),
+        (format!("{STREAMS}program = \"best\"\n"), "min-p, typical"),
+        (format!("{STREAMS}program = 12\n"), "expected the name of a sampler, or a table"),
+        (format!("{STREAMS}program = {{ reductions = 2 }}\n"), "lacks the field \"operations\""),
+        (
+            format!("{STREAMS}program = {{ operations = 11, reductions = 2 }}\n"),
+            "operations is 11, expected a whole number from 12 to 128",
+        ),
+        (
+            format!("{STREAMS}program = {{ operations = 12, reductions = 9 }}\n"),
+            "reductions is 9, expected a whole number from 1 to 8",
+        ),
+        (format!("{STREAMS}program = \"eta\"\nothers = 1\n"), "others says how tokens are drawn"),
+        (
+            format!("{STREAMS}program = \"eta\"\n[load.sampler]\ntemperature = 0.8\n"),
+            "sampler says how tokens are drawn, and so does program",
+        ),
+        (format!("{PROMPTS}program = \"eta\"\n"), "\"program\""),
         (format!("alone = false\ntogether = false\n{STREAMS}"), "nothing would be measured"),
         (format!("alone = true\n{STREAMS}[[phase]]\nloads = [\"streams\"]\n"), "alone says which"),
         (format!("{STREAMS}[[phase]]\nloads = [\"streams\", \"streams\"]\n"), "twice"),
