@@ -36,6 +36,9 @@ use crate::service::over_host_bytes;
 /// What a request under way takes of host memory, beside what it brings.
 const REQUEST_BYTES: usize = 1 << 10;
 
+/// Ends of requests after which other tasks have their turn.
+const N_ENDS_PER_TURN: usize = 16;
+
 /// Requests under way that a connection does not pay for: who has used up all memory may still look, and stop what holds it.
 const N_FREE_REQUESTS: usize = 8;
 
@@ -196,6 +199,7 @@ impl<S: Service> Connection<S> {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
+        let mut n_ends = 0;
         loop {
             if let Phase::ShuttingDown { .. } = self.phase
                 && self.requests.is_empty()
@@ -210,7 +214,14 @@ impl<S: Service> Connection<S> {
             // Guests that send without end use up the task's budget. Outside the budget, the socket still has its turn.
             tokio::select! {
                 biased;
-                Some((id, ending)) = self.running.next() => self.end(id, ending),
+                Some((id, ending)) = self.running.next() => {
+                    self.end(id, ending);
+                    n_ends += 1;
+                    // A user may have hundreds of connections, with hundreds of requests each that end at once.
+                    if n_ends % N_ENDS_PER_TURN == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
                 written = unconstrained(self.outbox.write(writer)) => written?,
                 message = unconstrained(intake.next(&self.outbox)) => {
                     let Some(message) = message? else { return Ok(Parting::ClientLeft) };

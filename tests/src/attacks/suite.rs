@@ -22,6 +22,10 @@ const SECONDS: f64 = 1.5;
 /// Time between two looks at the daemon.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
+/// The longest time between two looks at what an attack left. A look is work of the daemon's, and among threads that take it by turns
+/// none would ever be without work for the ten seconds after which it ends.
+const LOOK_PERIOD_MAX: Duration = Duration::from_secs(12);
+
 /// How long the daemon may take to give back what an attack has taken. Threads that have nothing to do end after ten seconds, and
 /// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack. What a process of
 /// guests has then it has until it ends, after a minute without guests.
@@ -247,7 +251,7 @@ impl Suite {
 
     /// Waits until the daemon holds no more than before; what it holds then, and what of it is too much.
     fn back(&mut self) -> io::Result<(State, Vec<String>)> {
-        let begun = Instant::now();
+        let (begun, mut period) = (Instant::now(), LOOK_PERIOD);
         loop {
             let state = self.state()?;
             let mut beyond = state.beyond(&self.before);
@@ -262,7 +266,8 @@ impl Suite {
             if beyond.is_empty() || begun.elapsed() > BACK_TIME_MAX {
                 return Ok((state, beyond));
             }
-            std::thread::sleep(LOOK_PERIOD);
+            std::thread::sleep(period);
+            period = (2 * period).min(LOOK_PERIOD_MAX);
         }
     }
 
