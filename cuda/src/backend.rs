@@ -292,6 +292,25 @@ impl Backend for CudaBackend {
         self.copy(|this, stream| this.host_pages.swap_in(stream, this.kv.slice(), moves))
     }
 
+    fn can_release_host_pages(&self) -> bool {
+        true
+    }
+
+    fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
+        if at_most == 0 {
+            return 0;
+        }
+        // A page that is free may still be read by a copy.
+        let waited = self.card.gpu().make_current().and_then(|()| self.copied.synchronize());
+        match waited {
+            Ok(()) => self.host_pages.release(free, at_most),
+            Err(error) => {
+                tracing::warn!(%error, "host memory is not given back");
+                0
+            }
+        }
+    }
+
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
         Some(self)
     }
