@@ -168,6 +168,15 @@ impl CudaBackend {
         copied.map_err(|error| self.error(error))
     }
 
+    /// Waits for the copies of pages that were put into the stream; `false` where that fails, which the next step says too.
+    fn has_copied(&self) -> bool {
+        let waited = self.card.gpu().make_current().and_then(|()| self.copied.synchronize());
+        if let Err(error) = &waited {
+            tracing::warn!(%error, "host memory is not given back");
+        }
+        waited.is_ok()
+    }
+
     fn error(&mut self, error: CudaError) -> BackendError {
         self.steps.forget_slots();
         let error = self.settle(error);
@@ -297,18 +306,12 @@ impl Backend for CudaBackend {
     }
 
     fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
-        if at_most == 0 {
-            return 0;
-        }
         // A page that is free may still be read by a copy.
-        let waited = self.card.gpu().make_current().and_then(|()| self.copied.synchronize());
-        match waited {
-            Ok(()) => self.host_pages.release(free, at_most),
-            Err(error) => {
-                tracing::warn!(%error, "host memory is not given back");
-                0
-            }
-        }
+        if at_most == 0 || !self.has_copied() { 0 } else { self.host_pages.release(free, at_most) }
+    }
+
+    fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        if at_most == 0 || !self.has_copied() { Vec::new() } else { self.host_pages.gather(free, at_most) }
     }
 
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {

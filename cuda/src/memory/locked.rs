@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use memmap2::MmapMut;
+use trellis_engine::batch::HostPageId;
 
 use super::slabs::{Book, Kind, Layout};
 use crate::driver::{CudaError, Gpu, check};
@@ -122,6 +123,11 @@ impl<L: PageLock> Memory<L> {
     }
 }
 
+/// A page, as a run of one.
+pub(super) fn one(page: HostPageId) -> Range<usize> {
+    page.0 as usize..page.0 as usize + 1
+}
+
 /// What is touched here does not have to be made while the driver holds its locks.
 fn touch_and_lock(locks: &impl PageLock, start: *mut u8, n_bytes: usize) -> Result<(), CudaError> {
     for offset in (0..n_bytes).step_by(HOST_PAGE_BYTES) {
@@ -187,6 +193,23 @@ impl<L: PageLock> Locked<L> {
     /// Cuts a run of pages where slabs end.
     pub(super) fn cut(&self, pages: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<L> {
         self.memory.layout.cut(pages)
+    }
+
+    /// Moves what is in pages that are not free to some that are, so that more slabs can go back, of so many bytes, of the last perhaps
+    /// more. Returns from where to where. No copy is under way: the caller has waited for them.
+    pub(super) fn gather(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        let Memory { layout, state, .. } = &*self.memory;
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let moves = state.book.gather(free, at_most);
+        for &(from, to) in &moves {
+            let [from, to] = [from, to].map(|page| {
+                let (slab, offset) = layout.place(&one(page));
+                (slab, offset..offset + layout.page_bytes())
+            });
+            let bytes = state.slabs[from.0][from.1].to_vec();
+            state.slabs[to.0][to.1].copy_from_slice(&bytes);
+        }
+        moves
     }
 
     /// Gives the memory of slabs of which all pages are among those that are free back to the system, until that are so many bytes,

@@ -1,6 +1,10 @@
 //! Which pages of host memory get their memory, and lose it, together: bookkeeping alone, whoever locks and maps.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
+
+use trellis_engine::backend::HostPiece;
+use trellis_engine::batch::HostPageId;
 
 /// A slab of pages, unless one page is larger. A page has to wait for its slab to be locked, which takes some milliseconds, for
 /// which calls of the driver may have to wait as well; and a slab goes back to the system only when all of its pages are free, so that
@@ -21,6 +25,10 @@ pub(super) struct Layout {
 impl Layout {
     pub(super) fn new(n_pages: usize, page_bytes: usize) -> Self {
         Self { n_pages, page_bytes, n_slab_pages: (SLAB_BYTES / page_bytes.max(1)).max(1) }
+    }
+
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
     }
 
     pub(super) fn n_slabs(&self) -> usize {
@@ -176,6 +184,18 @@ impl Book {
         found
     }
 
+    /// Moves to free pages by which slabs come free that can be given back then, of so many bytes, of the last perhaps more.
+    pub(super) fn gather(&self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        let free: BTreeSet<HostPageId> = free.iter().copied().collect();
+        let there = (0..self.slabs.len()).filter(|&slab| self.slabs[slab].is_there());
+        let pieces = there.map(|slab| {
+            let pages = self.layout.pages(slab).map(|page| HostPageId(page as u32));
+            let (free, used) = pages.partition(|page| free.contains(page));
+            HostPiece { used, free, n_bytes: self.layout.slab_bytes(slab) as u64 }
+        });
+        HostPiece::gather(pieces.collect(), at_most)
+    }
+
     /// The memory of a slab went back.
     pub(super) fn note_went(&mut self, slab: usize) {
         self.slabs[slab] = Slab::default();
@@ -279,6 +299,23 @@ mod tests {
         assert_eq!(released(&mut book, &all, usize::MAX), NONE);
         book.note_came(0, Kind::Locked);
         assert_eq!(released(&mut book, &all, usize::MAX), [0]);
+    }
+
+    #[test]
+    fn what_lies_apart_moves_together_in_slabs_that_have_memory() {
+        let mut book = book(24);
+        [1, 2, 4].iter().for_each(|&slab| _ = book.ask(slab));
+        assert_eq!(bring(&mut book)[..3], [1, 2, 4]);
+        let free = |used: &[u32]| {
+            (0..24).filter(|page| !used.contains(page)).map(HostPageId).collect::<Vec<HostPageId>>()
+        };
+        let moved = book.gather(&free(&[4, 5, 6, 9, 16]), u64::MAX);
+        assert_eq!(
+            moved,
+            [(HostPageId(16), HostPageId(7))],
+            "the other has no room, and nothing goes to slab 0"
+        );
+        assert_eq!(book.gather(&free(&[4, 5, 6, 7, 9]), u64::MAX), []);
     }
 
     #[test]

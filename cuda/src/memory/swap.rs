@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use trellis_engine::batch::{HostPageId, PageId};
 
-use super::locked::Locked;
+use super::locked::{Locked, one};
 use crate::driver::check;
 use crate::{CudaError, Gpu, Slice, Stream};
 
@@ -24,6 +24,14 @@ impl HostPages {
     /// There are no addresses for so much, or there is no thread.
     pub(crate) fn new(gpu: &Gpu, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
         Ok(Self { memory: Locked::new(gpu.clone(), n_pages, page_bytes)?, page_bytes })
+    }
+
+    /// Moves what is in other pages than these to some of these, so that [`Self::release`] finds more, of so many bytes, of the last slab
+    /// perhaps more. Returns from where to where.
+    ///
+    /// No copy is under way: the caller has waited for them.
+    pub(crate) fn gather(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        self.memory.gather(free, at_most)
     }
 
     /// Gives memory of these pages, in which nothing is that is wanted, back to the system: slabs of which no other page is, until
@@ -117,10 +125,6 @@ impl HostPages {
         });
         parts.collect()
     }
-}
-
-fn one(page: HostPageId) -> Range<usize> {
-    page.0 as usize..page.0 as usize + 1
 }
 
 /// Adds what is in a device page to `into`, and waits for that.
