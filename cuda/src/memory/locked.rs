@@ -202,12 +202,11 @@ impl<L: PageLock> Locked<L> {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         let moves = state.book.gather(free, at_most);
         for &(from, to) in &moves {
-            let [from, to] = [from, to].map(|page| {
-                let (slab, offset) = layout.place(&one(page));
-                (slab, offset..offset + layout.page_bytes())
-            });
-            let bytes = state.slabs[from.0][from.1].to_vec();
-            state.slabs[to.0][to.1].copy_from_slice(&bytes);
+            let [from, to] = [from, to].map(|page| layout.place(&one(page)));
+            let slabs = state.slabs.get_disjoint_mut([from.0, to.0]);
+            let [source, target] = slabs.expect("pages move to other slabs");
+            let page = |start: usize| start..start + layout.page_bytes();
+            target[page(to.1)].copy_from_slice(&source[page(from.1)]);
         }
         moves
     }

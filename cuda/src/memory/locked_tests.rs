@@ -57,10 +57,6 @@ impl PageLock for Ledger {
     }
 }
 
-fn one(page: usize) -> Range<usize> {
-    page..page + 1
-}
-
 /// Waits for the thread, which has no more to do until this holds.
 fn until(what: &str, holds: impl Fn() -> bool) {
     let begun = Instant::now();
@@ -73,11 +69,11 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 fn put(locked: &Locked<impl PageLock>, page: usize) {
     let value = page as u8 + 1;
     // SAFETY: a page is so long, and nothing else writes there.
-    unsafe { std::ptr::write_bytes(locked.at(&one(page)), value, PAGE_BYTES) };
+    unsafe { std::ptr::write_bytes(locked.at(&(page..page + 1)), value, PAGE_BYTES) };
 }
 
 fn has(locked: &Locked<impl PageLock>, page: usize, value: u8) -> bool {
-    let start = locked.at(&one(page)).cast_const();
+    let start = locked.at(&(page..page + 1)).cast_const();
     // SAFETY: a page is so long, and nothing writes there meanwhile.
     unsafe { std::slice::from_raw_parts(start, PAGE_BYTES) }.iter().all(|&byte| byte == value)
 }
@@ -122,6 +118,25 @@ fn slabs_of_which_all_pages_are_free_go_unlocked_and_come_back_when_something_mo
 }
 
 #[test]
+fn what_lies_apart_is_moved_together_byte_for_byte_and_its_slabs_go() {
+    let ledger = Ledger::new(usize::MAX);
+    let mut locked = Locked::new(ledger.clone(), 16, PAGE_BYTES).expect("addresses");
+    (0..16).for_each(|page| put(&locked, page));
+    let used = [2, 5, 11];
+    let free = |used: &[u32]| {
+        (0..16).filter(|page| !used.contains(page)).map(HostPageId).collect::<Vec<HostPageId>>()
+    };
+    let moves = locked.gather(&free(&used), u64::MAX);
+    assert_eq!(moves.len(), 2);
+    let now = used.map(|page| moves.iter().find(|(from, _)| from.0 == page).map_or(page, |(_, to)| to.0));
+    let released = locked.release(free(&now).into_iter().map(|page| page.0 as usize), u64::MAX);
+    assert_eq!((released, ledger.n()), (3 * SLAB_BYTES as u64, 1));
+    for (was, now) in used.into_iter().zip(now) {
+        assert!(has(&locked, now as usize, was as u8 + 1), "what was in page {was} is in {now}");
+    }
+}
+
+#[test]
 fn what_the_system_does_not_lock_is_ordinary_memory_and_goes_as_well() {
     let ledger = Ledger::new(1);
     let mut locked = Locked::new(ledger.clone(), 16, PAGE_BYTES).expect("addresses");
@@ -132,7 +147,7 @@ fn what_the_system_does_not_lock_is_ordinary_memory_and_goes_as_well() {
     assert!(has(&locked, 0, 1) && has(&locked, 8, 0));
     // There is more by now.
     ledger.n_most.store(2, Ordering::Relaxed);
-    assert!(ledger.is_locked(locked.at(&one(12))));
+    assert!(ledger.is_locked(locked.at(&(12..13))));
 }
 
 #[test]
@@ -147,7 +162,7 @@ fn the_driver_locks_slabs_and_gives_them_back() {
     test.gpu.make_current().expect("the device");
     for round in 0..3 {
         (0..24).for_each(|page| put(&locked, page));
-        let starts: Vec<*mut u8> = (0..24).map(|page| locked.at(&one(page))).collect();
+        let starts: Vec<*mut u8> = (0..24).map(|page| locked.at(&(page..page + 1))).collect();
         assert!(starts.iter().all(|&start| is_known(start)), "round {round}");
         assert_eq!(locked.release(4..20, u64::MAX), 4 * SLAB_BYTES as u64);
         for (page, &start) in starts.iter().enumerate() {

@@ -248,8 +248,12 @@ impl KvPages {
         });
         let moves = HostPiece::gather(pieces.collect(), at_most);
         for &(from, to) in &moves {
-            let bytes = self.bytes(KvPlace::Host(from)).to_vec();
-            self.fill(to, &bytes);
+            let [source, target] = [from, to].map(|page| self.in_host_granule(page));
+            let ((from, _), (to, bit)) = (self.host_bit(from), self.host_bit(to));
+            let granules = self.host.get_disjoint_mut([from, to]);
+            let [from, to] = granules.expect("pages move to other granules");
+            to.memory[target].copy_from_slice(&from.memory[source]);
+            to.written |= bit;
         }
         moves
     }
