@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// Gives so many bytes of host pages back to the system at most, a granule more or less: of all models what is free anyway, and where
+    /// Gives so many bytes of host pages back to the system at most, a piece more or less: of all models what is free anyway, and where
     /// that is not so much, of the rest of it pages in which KV is, which is given up. A turn takes no longer than that, however much is
     /// free. Says how many bytes went back.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
