@@ -168,6 +168,15 @@ impl CudaBackend {
         copied.map_err(|error| self.error(error))
     }
 
+    /// Waits for the copies of pages that were put into the stream; `false` where that fails, which the next step says too.
+    fn has_copied(&self) -> bool {
+        let waited = self.card.gpu().make_current().and_then(|()| self.copied.synchronize());
+        if let Err(error) = &waited {
+            tracing::warn!(%error, "host memory is not given back");
+        }
+        waited.is_ok()
+    }
+
     fn error(&mut self, error: CudaError) -> BackendError {
         self.steps.forget_slots();
         let error = self.settle(error);
@@ -290,6 +299,19 @@ impl Backend for CudaBackend {
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
         self.steps.lose_tokens(moves.iter().map(|&(_, to)| to));
         self.copy(|this, stream| this.host_pages.swap_in(stream, this.kv.slice(), moves))
+    }
+
+    fn can_release_host_pages(&self) -> bool {
+        true
+    }
+
+    fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
+        // A page that is free may still be read by a copy.
+        if at_most == 0 || !self.has_copied() { 0 } else { self.host_pages.release(free, at_most) }
+    }
+
+    fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        if at_most == 0 || !self.has_copied() { Vec::new() } else { self.host_pages.gather(free, at_most) }
     }
 
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {

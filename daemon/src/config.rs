@@ -69,7 +69,7 @@ pub struct Config {
     /// most, models in the way take no new guests until those go that use them, for half of this and ten seconds at most.
     pub model_wait_ms: u64,
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
-    /// CPU, and 1 GiB, locked in memory, with a GPU.
+    /// CPU, and 1 GiB, locked in memory as KV moves there, with a GPU.
     pub kv_host_bytes: Option<u64>,
     /// Tokens up to which prompts fill a step, and guesses beside them; when absent 256 on the CPU, 2048 on a GPU.
     /// Contexts that decode may be more, and leave as many tokens to prompts as they are.

@@ -192,6 +192,14 @@ impl Backend for Faulty {
         self.backend.swap_in(moves)
     }
 
+    fn can_release_host_pages(&self) -> bool {
+        self.backend.can_release_host_pages()
+    }
+
+    fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
+        self.backend.release_host_pages(free, at_most)
+    }
+
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
         self.backend.kv_bytes()
     }

@@ -149,7 +149,7 @@ fn a_model_loads_and_goes_beside_one_that_decodes() {
                 n_steps == 50
             });
             judge("begins", begun.elapsed(), beside, 0.0);
-            // Its host memory is still being page-locked.
+            // The first of its host memory may still be being page-locked.
             let begun = Instant::now();
             let beside = stream.run(|_| begun.elapsed() > Duration::from_secs(1));
             judge("idles", begun.elapsed(), beside, PACE_MIN);

@@ -61,6 +61,12 @@ impl World {
                 _ => {
                     backend.swap_out(&[(from, HostPageId(3))]).expect("a way out");
                     backend.swap_in(&[(HostPageId(3), to)]).expect("a way back");
+                    if self.n_moved % 3 == 0 {
+                        // While the copy is on its way back.
+                        let free: Vec<HostPageId> =
+                            (0..backend.limits().n_host_pages as u32).map(HostPageId).collect();
+                        assert!(backend.release_host_pages(&free, u64::MAX) > 0);
+                    }
                 }
             }
         }

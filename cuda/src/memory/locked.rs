@@ -1,8 +1,8 @@
-//! Host memory that is page-locked piece by piece while it is already in use.
+//! Host memory that is page-locked slab by slab, as it comes to be used, and goes back to the system when it is not.
 //!
-//! Locking takes the better part of a second for a few GiB, and a start should not wait for it: a thread does it
-//! from the first byte on, and a copy that needs a piece waits for that piece. Where the system does not lock as much, the
-//! rest stays ordinary memory: copies of it work, but the host waits for them.
+//! Locking takes some milliseconds for each slab, and a start should not wait for it, nor memory be locked that nothing is ever
+//! put into: a thread locks some slabs ahead of what is used, and a copy that needs one that it has not come to waits for that slab.
+//! Where the system does not lock as much, the rest is ordinary memory: copies of it work, but the host waits for them.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,307 +10,254 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
+use memmap2::MmapMut;
+use trellis_engine::batch::HostPageId;
 
+use super::slabs::{Book, Kind, Layout};
 use crate::driver::{CudaError, Gpu, check};
-
-/// What is locked at a time: some milliseconds, for which calls of the driver may have to wait.
-pub(super) const PIECE_BYTES: usize = 32 << 20;
 
 /// Pages of the host; where they are larger, this divides them.
 const HOST_PAGE_BYTES: usize = 4096;
 
-/// Pieces begin at multiples of this, so that no page of the host lies in two of them.
-const ALIGNMENT: usize = 2 << 20;
+/// Locks memory of the host, so that a device copies it by itself.
+pub(super) trait PageLock: Send + Sync + 'static {
+    /// Locks memory that begins with a page of the host and is not locked.
+    fn lock(&self, start: *mut u8, n_bytes: usize) -> Result<(), CudaError>;
 
-/// Host memory, locked from the start as far as it has come.
-#[derive(Debug)]
-pub(super) struct Locked {
-    memory: Arc<HostMemory>,
-    thread: Option<JoinHandle<()>>,
-    gpu: Gpu,
+    /// Undoes it. No copy is left.
+    fn unlock(&self, start: *mut u8) -> Result<(), CudaError>;
+
+    /// Waits for all copies that there may be.
+    fn wait(&self) -> Result<(), CudaError>;
 }
 
-#[derive(Debug)]
-struct HostMemory {
-    start: *mut u8,
-    n_bytes: usize,
-    piece_bytes: usize,
-    state: Mutex<LockState>,
-    changed: Condvar,
-    /// Where `start` points to.
-    _allocation: Vec<u8>,
-}
-
-// SAFETY: `start` leads into an allocation that belongs to the value; what is written there is ordered as `Locked` says.
-unsafe impl Send for HostMemory {}
-// SAFETY: as above; everything else is behind a lock or never changes.
-unsafe impl Sync for HostMemory {}
-
-#[derive(Debug, Default)]
-struct LockState {
-    /// Pieces from the start that are locked.
-    n_locked: usize,
-    /// No more will be.
-    is_over: bool,
-    n_waiting: usize,
-}
-
-/// What became of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    Locked,
-    /// The owner does not need it any more.
-    Ended,
-}
-
-impl HostMemory {
-    fn new(n_bytes: usize, piece_bytes: usize) -> Result<Self, CudaError> {
-        assert!(piece_bytes.is_multiple_of(ALIGNMENT), "{piece_bytes}");
-        let mut allocation = Vec::new();
-        // Addresses only: the system gives memory to pages that are touched.
-        allocation.try_reserve_exact(n_bytes + ALIGNMENT).map_err(|error| CudaError::Call {
-            call: "taking host memory",
-            code: None,
-            reason: format!("{n_bytes} bytes: {error}"),
-        })?;
-        let start: *mut u8 = allocation.as_mut_ptr();
-        let to_alignment = start.align_offset(ALIGNMENT);
-        Ok(Self {
-            // SAFETY: less than ALIGNMENT further on, in an allocation that is as much longer.
-            start: unsafe { start.add(to_alignment) },
-            n_bytes,
-            piece_bytes,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            _allocation: allocation,
+impl PageLock for Gpu {
+    fn lock(&self, start: *mut u8, n_bytes: usize) -> Result<(), CudaError> {
+        self.make_current()?;
+        // SAFETY: a mapping of whole pages, which `Memory` unlocks before it goes.
+        check("cuMemHostRegister", || unsafe {
+            sys::cuMemHostRegister_v2(start.cast(), n_bytes, sys::CU_MEMHOSTREGISTER_PORTABLE).result()
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, LockState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unlock(&self, start: *mut u8) -> Result<(), CudaError> {
+        self.make_current()?;
+        // SAFETY: locked by us at this place, undone once, and no copy is left.
+        check("cuMemHostUnregister", || unsafe { sys::cuMemHostUnregister(start.cast()).result() })
     }
 
-    fn n_pieces(&self) -> usize {
-        self.n_bytes.div_ceil(self.piece_bytes)
-    }
-
-    fn piece(&self, idx: usize) -> Range<usize> {
-        idx * self.piece_bytes..self.n_bytes.min((idx + 1) * self.piece_bytes)
-    }
-
-    /// Locks piece after piece, until all are, one cannot be, or the owner ends it.
-    fn lock(&self, gpu: &Gpu) {
-        for idx in 0..self.n_pieces() {
-            let begun = Instant::now();
-            let locked = gpu.make_current().and_then(|()| self.lock_piece(idx));
-            let mut state = self.state();
-            match locked {
-                Ok(Outcome::Locked) => state.n_locked += 1,
-                Ok(Outcome::Ended) => break,
-                Err(error) => {
-                    let (locked_bytes, n_bytes) = (self.piece(idx).start, self.n_bytes);
-                    tracing::warn!(%error, locked_bytes, n_bytes, "host memory for pages is not all page-locked");
-                    break;
-                }
-            }
-            self.changed.notify_all();
-            // The driver's locks, and the memory's bandwidth, are for others as long again.
-            let pause = begun.elapsed();
-            drop(self.wait_while(state, pause, |state| !state.is_over && state.n_waiting == 0));
-            if self.state().is_over {
-                break;
-            }
-        }
-        self.end();
-    }
-
-    fn wait_while<'a>(
-        &self,
-        state: MutexGuard<'a, LockState>,
-        at_most: Duration,
-        mut goes_on: impl FnMut(&LockState) -> bool,
-    ) -> MutexGuard<'a, LockState> {
-        let waited = self.changed.wait_timeout_while(state, at_most, |state| goes_on(state));
-        waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    fn lock_piece(&self, idx: usize) -> Result<Outcome, CudaError> {
-        let Range { start, end } = self.piece(idx);
-        for offset in (start..end).step_by(HOST_PAGE_BYTES) {
-            if offset.is_multiple_of(ALIGNMENT) && self.state().is_over {
-                return Ok(Outcome::Ended);
-            }
-            // SAFETY: inside of the allocation, and of a piece that was not given out yet. What is touched here does
-            // not have to be made while the driver holds its locks.
-            unsafe { self.start.add(offset).write_volatile(0) };
-        }
-        check("cuMemHostRegister", || {
-            // SAFETY: the range is inside of the allocation, begins with a page of the host and is not locked yet;
-            // `Locked` undoes it before the allocation goes.
-            unsafe {
-                sys::cuMemHostRegister_v2(
-                    self.start.add(start).cast(),
-                    end - start,
-                    sys::CU_MEMHOSTREGISTER_PORTABLE,
-                )
-            }
-            .result()
-        })?;
-        Ok(Outcome::Locked)
-    }
-
-    fn end(&self) {
-        self.state().is_over = true;
-        self.changed.notify_all();
+    fn wait(&self) -> Result<(), CudaError> {
+        self.wait_for_streams()
     }
 }
 
-impl Locked {
-    /// Takes memory and begins to lock it. What is in it is undefined.
+/// Pages of host memory, of which slabs have memory and are locked.
+#[derive(Debug)]
+pub(super) struct Locked<L: PageLock = Gpu> {
+    memory: Arc<Memory<L>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Memory<L> {
+    locks: L,
+    layout: Layout,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    book: Book,
+    slabs: Vec<MmapMut>, // [n_slabs], each of its pages
+    /// Nothing more is locked.
+    is_over: bool,
+    /// It was said that the system does not lock as much.
+    has_warned: bool,
+}
+
+impl State {
+    fn start(&mut self, slab: usize) -> *mut u8 {
+        self.slabs[slab].as_mut_ptr()
+    }
+}
+
+impl<L: PageLock> Memory<L> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks what is to be locked, until the owner ends it.
+    fn serve(&self) {
+        let mut state = self.state();
+        while !state.is_over {
+            let Some(slab) = state.book.next() else {
+                state = self.wait(state);
+                continue;
+            };
+            let (start, n_bytes) = (state.start(slab), self.layout.slab_bytes(slab));
+            drop(state);
+            let begun = Instant::now();
+            let locked = touch_and_lock(&self.locks, start, n_bytes);
+            state = self.state();
+            if let Err(error) = &locked
+                && !std::mem::replace(&mut state.has_warned, true)
+            {
+                tracing::warn!(%error, n_bytes, "host memory for pages is not all page-locked");
+            }
+            state.book.note_came(slab, if locked.is_ok() { Kind::Locked } else { Kind::Ordinary });
+            self.changed.notify_all();
+            // The driver's locks, and the memory's bandwidth, are for others as long again.
+            state = self.pause(state, begun.elapsed());
+        }
+    }
+
+    fn pause<'a>(&self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
+        let goes_on = |state: &mut State| !state.is_over && !state.book.is_wanted();
+        let waited = self.changed.wait_timeout_while(state, at_most, goes_on);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// A page, as a run of one.
+pub(super) fn one(page: HostPageId) -> Range<usize> {
+    page.0 as usize..page.0 as usize + 1
+}
+
+/// What is touched here does not have to be made while the driver holds its locks.
+fn touch_and_lock(locks: &impl PageLock, start: *mut u8, n_bytes: usize) -> Result<(), CudaError> {
+    for offset in (0..n_bytes).step_by(HOST_PAGE_BYTES) {
+        // SAFETY: inside of the slab, which nobody else uses or takes away while it comes.
+        unsafe { start.add(offset).write_volatile(0) };
+    }
+    locks.lock(start, n_bytes)
+}
+
+/// Addresses only: the system gives memory to pages that are touched, and gets it back when this is dropped.
+fn map(n_bytes: usize) -> Result<MmapMut, CudaError> {
+    MmapMut::map_anon(n_bytes).map_err(|error| CudaError::Call {
+        call: "taking host memory",
+        code: None,
+        reason: format!("{n_bytes} bytes: {error}"),
+    })
+}
+
+impl<L: PageLock> Locked<L> {
+    /// Takes addresses for so many pages, and begins to lock the first. What is in them is undefined.
     ///
     /// # Errors
-    /// There are no addresses for so much.
-    pub(super) fn new(gpu: &Gpu, n_bytes: usize) -> Result<Self, CudaError> {
-        let mut locked = Self::unlocked(gpu, n_bytes, PIECE_BYTES)?;
-        if n_bytes == 0 {
-            locked.memory.end();
-            return Ok(locked);
-        }
-        let (memory, gpu) = (locked.memory.clone(), gpu.clone());
-        let spawned =
-            std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.lock(&gpu));
-        match spawned {
-            Ok(thread) => locked.thread = Some(thread),
-            Err(error) => {
-                tracing::warn!(%error, n_bytes, "no thread page-locks host memory");
-                locked.memory.end();
-            }
+    /// There are no addresses for so much, or there is no thread.
+    pub(super) fn new(locks: L, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
+        let layout = Layout::new(n_pages, page_bytes);
+        let slabs =
+            (0..layout.n_slabs()).map(|slab| map(layout.slab_bytes(slab))).collect::<Result<_, _>>()?;
+        let state = State { book: Book::new(layout), slabs, is_over: false, has_warned: false };
+        let memory = Arc::new(Memory { locks, layout, state: Mutex::new(state), changed: Condvar::new() });
+        let mut locked = Self { memory: memory.clone(), thread: None };
+        if n_pages > 0 {
+            let spawned =
+                std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.serve());
+            let thread = spawned.map_err(|error| CudaError::Call {
+                call: "a thread that page-locks host memory",
+                code: None,
+                reason: error.to_string(),
+            })?;
+            locked.thread = Some(thread);
         }
         Ok(locked)
     }
 
-    fn unlocked(gpu: &Gpu, n_bytes: usize, piece_bytes: usize) -> Result<Self, CudaError> {
-        let memory = Arc::new(HostMemory::new(n_bytes, piece_bytes)?);
-        Ok(Self { memory, thread: None, gpu: gpu.clone() })
-    }
-
-    /// Where the range begins, once each piece of it is locked or will never be: what the caller lets be read and written
+    /// Where these pages begin, which lie in one slab, once that has its memory: what the caller lets be read and written
     /// there, it puts in order itself.
     ///
     /// # Panics
-    /// The range is not inside.
-    pub(super) fn at(&self, range: &Range<usize>) -> *mut u8 {
+    /// They are not there, or not in one slab.
+    pub(super) fn at(&self, pages: &Range<usize>) -> *mut u8 {
         let memory = &*self.memory;
-        assert!(range.start <= range.end && range.end <= memory.n_bytes, "{range:?} of {}", memory.n_bytes);
-        let n_needed = range.end.div_ceil(memory.piece_bytes);
+        let (slab, offset) = memory.layout.place(pages);
         let mut state = memory.state();
-        if state.n_locked < n_needed && !state.is_over {
-            state.n_waiting += 1;
+        while !state.book.ask(slab) {
             memory.changed.notify_all();
-            let is_missing = |state: &mut LockState| state.n_locked < n_needed && !state.is_over;
-            state = memory.changed.wait_while(state, is_missing).unwrap_or_else(PoisonError::into_inner);
-            state.n_waiting -= 1;
+            state = memory.wait(state);
         }
-        drop(state);
-        // SAFETY: inside of the allocation.
-        unsafe { memory.start.add(range.start) }
+        // One less is there in which nothing is.
+        memory.changed.notify_all();
+        // SAFETY: inside of the slab.
+        unsafe { state.start(slab).add(offset) }
     }
 
-    /// Cuts a range where pieces end: the driver takes no range of which parts were locked one by one.
-    pub(super) fn cut(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        cut(range, self.memory.piece_bytes)
+    /// Cuts a run of pages where slabs end.
+    pub(super) fn cut(&self, pages: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<L> {
+        self.memory.layout.cut(pages)
+    }
+
+    /// Moves what is in pages that are not free to some that are, so that more slabs can go back, of so many bytes, of the last perhaps
+    /// more. Returns from where to where. No copy is under way: the caller has waited for them.
+    pub(super) fn gather(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        let Memory { layout, state, .. } = &*self.memory;
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let moves = state.book.gather(free, at_most);
+        for &(from, to) in &moves {
+            let [from, to] = [from, to].map(|page| layout.place(&one(page)));
+            let slabs = state.slabs.get_disjoint_mut([from.0, to.0]);
+            let [source, target] = slabs.expect("pages move to other slabs");
+            let page = |start: usize| start..start + layout.page_bytes();
+            target[page(to.1)].copy_from_slice(&source[page(from.1)]);
+        }
+        moves
+    }
+
+    /// Gives the memory of slabs of which all pages are among those that are free back to the system, until that are so many bytes,
+    /// of the last slab perhaps more. Returns how many. No copy of pages that are free is under way: the caller has waited for them.
+    pub(super) fn release(&mut self, free: impl IntoIterator<Item = usize>, at_most: u64) -> u64 {
+        let Memory { locks, layout, .. } = &*self.memory;
+        let mut state = self.memory.state();
+        let mut n_freed = 0;
+        for (slab, kind) in state.book.releasable(free, at_most) {
+            // Where there are no other addresses to be had, or the driver keeps the memory, it stays.
+            let Ok(fresh) = map(layout.slab_bytes(slab)) else { continue };
+            if kind == Kind::Locked
+                && let Err(error) = locks.unlock(state.start(slab))
+            {
+                tracing::warn!(%error, "page-locked host memory is not given back");
+                continue;
+            }
+            state.slabs[slab] = fresh;
+            state.book.note_went(slab);
+            n_freed += layout.slab_bytes(slab) as u64;
+        }
+        n_freed
     }
 }
 
-/// The parts of a range that lie in one piece each.
-fn cut(range: Range<usize>, piece_bytes: usize) -> impl Iterator<Item = Range<usize>> {
-    let n = if range.is_empty() { 0 } else { range.end.div_ceil(piece_bytes) };
-    (range.start / piece_bytes..n)
-        .map(move |idx| range.start.max(idx * piece_bytes)..range.end.min((idx + 1) * piece_bytes))
-}
-
-impl Drop for Locked {
+impl<L: PageLock> Drop for Locked<L> {
     fn drop(&mut self) {
-        self.memory.end();
+        self.memory.state().is_over = true;
+        self.memory.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // It holds no lock that it could leave broken, and there is nothing to do about a panic here.
             let _ended = thread.join();
         }
-        if let Err(error) = self.gpu.wait_for_streams() {
-            tracing::warn!(%error, n_bytes = self.memory.n_bytes, "host memory is not given back");
+        if let Err(error) = self.memory.locks.wait() {
+            tracing::warn!(%error, "host memory is not given back");
             // A copy may still be under way.
             std::mem::forget(self.memory.clone());
             return;
         }
-        for idx in 0..self.memory.state().n_locked {
-            // SAFETY: locked by us at this place, undone once, and no copy is left.
-            let undone = unsafe {
-                sys::cuMemHostUnregister(self.memory.start.add(self.memory.piece(idx).start).cast())
-            };
-            if let Err(error) = undone.result() {
-                tracing::warn!(%error, "cuMemHostUnregister");
+        let mut state = self.memory.state();
+        let locked: Vec<usize> = state.book.locked().collect();
+        for slab in locked {
+            if let Err(error) = self.memory.locks.unlock(state.start(slab)) {
+                tracing::warn!(%error, "page-locked host memory is not given back");
             }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use cudarc::driver::sys::CUresult;
-
-    use super::*;
-    use crate::driver::faults::{self, Lasts};
-    use crate::testing::gpu;
-
-    #[test]
-    fn ranges_are_cut_where_pieces_end() {
-        let parts = |range| cut(range, 10).map(|part| (part.start, part.end)).collect::<Vec<_>>();
-        assert_eq!(parts(3..9), [(3, 9)]);
-        assert_eq!(parts(3..10), [(3, 10)]);
-        assert_eq!(parts(10..20), [(10, 20)]);
-        assert_eq!(parts(3..31), [(3, 10), (10, 20), (20, 30), (30, 31)]);
-        assert_eq!(parts(7..7), []);
-    }
-
-    #[test]
-    fn pieces_begin_with_a_page_and_cover_all() {
-        let memory = HostMemory::new(5 * ALIGNMENT + 100, 2 * ALIGNMENT).expect("addresses");
-        assert!(memory.start.addr().is_multiple_of(ALIGNMENT));
-        let pieces: Vec<_> = (0..memory.n_pieces()).map(|idx| memory.piece(idx)).collect();
-        assert_eq!(
-            pieces,
-            [0..2 * ALIGNMENT, 2 * ALIGNMENT..4 * ALIGNMENT, 4 * ALIGNMENT..5 * ALIGNMENT + 100]
-        );
-        assert_eq!(HostMemory::new(0, ALIGNMENT).expect("nothing").n_pieces(), 0);
-    }
-
-    #[test]
-    fn who_needs_a_piece_waits_for_that_piece_alone() {
-        let Some(test) = gpu() else { return };
-        let locked = Locked::new(&test.gpu, 5 * PIECE_BYTES).expect("addresses");
-        for idx in [0, 4, 2] {
-            let range = locked.memory.piece(idx);
-            locked.at(&range);
-            assert!(locked.memory.state().n_locked > idx, "piece {idx}");
-        }
-        // One that is dropped at once ends its thread.
-        drop(Locked::new(&test.gpu, 64 * PIECE_BYTES).expect("addresses"));
-    }
-
-    #[test]
-    fn what_cannot_be_locked_is_ordinary_memory() {
-        let Some(test) = gpu() else { return };
-        let piece_bytes = ALIGNMENT;
-        let locked = Locked::unlocked(&test.gpu, 4 * piece_bytes, piece_bytes).expect("addresses");
-        // Two pieces, each with the context made current before it.
-        faults::inject(5, CUresult::CUDA_ERROR_OUT_OF_MEMORY, Lasts::Once);
-        locked.memory.lock(&test.gpu);
-        faults::clear();
-        let (n_locked, is_over) = {
-            let state = locked.memory.state();
-            (state.n_locked, state.is_over)
-        };
-        assert_eq!((n_locked, is_over), (2, true));
-        locked.at(&(0..4 * piece_bytes));
-    }
-}
+#[path = "locked_tests.rs"]
+mod tests;

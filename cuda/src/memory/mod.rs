@@ -4,7 +4,8 @@
 //! - Goes out: buffers out of a caching allocator, addresses whose memory comes and goes, places in one buffer by
 //!   lifetime, pinned buffers, pages in host memory.
 //! - Must not happen: an allocation of the device in a steady state; memory in two hands, so a buffer waits for all
-//!   streams before it gives its own back; an access beyond a slice.
+//!   streams before it gives its own back; memory of the host that goes while a copy reads or writes it; an access beyond a
+//!   slice.
 
 mod arena;
 mod buffer;
@@ -12,6 +13,7 @@ mod locked;
 mod pinned;
 mod pool;
 mod reserved;
+mod slabs;
 mod swap;
 
 pub(crate) use arena::{Tensor, TensorLayout};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use trellis_engine::batch::{HostPageId, PageId};
 
-use super::locked::Locked;
+use super::locked::{Locked, one};
 use crate::driver::check;
 use crate::{CudaError, Gpu, Slice, Stream};
 
@@ -13,17 +13,33 @@ use crate::{CudaError, Gpu, Slice, Stream};
 /// from being read before it is there.
 #[derive(Debug)]
 pub(crate) struct HostPages {
-    memory: Locked, // [n_pages, page_bytes]
+    memory: Locked, // [n_pages, page_bytes], slab by slab
     page_bytes: usize,
 }
 
 impl HostPages {
-    /// Takes the memory; page-locking goes on when this is over.
+    /// Takes the addresses; memory comes, and is page-locked, as pages move there.
     ///
     /// # Errors
-    /// There is no memory.
+    /// There are no addresses for so much, or there is no thread.
     pub(crate) fn new(gpu: &Gpu, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self { memory: Locked::new(gpu, n_pages * page_bytes)?, page_bytes })
+        Ok(Self { memory: Locked::new(gpu.clone(), n_pages, page_bytes)?, page_bytes })
+    }
+
+    /// Moves what is in other pages than these to some of these, so that [`Self::release`] finds more, of so many bytes, of the last slab
+    /// perhaps more. Returns from where to where.
+    ///
+    /// No copy is under way: the caller has waited for them.
+    pub(crate) fn gather(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        self.memory.gather(free, at_most)
+    }
+
+    /// Gives memory of these pages, in which nothing is that is wanted, back to the system: slabs of which no other page is, until
+    /// that are so many bytes, of the last perhaps more. Returns how many.
+    ///
+    /// No copy of these pages is under way: the caller has waited for them.
+    pub(crate) fn release(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
+        self.memory.release(free.iter().map(|page| page.0 as usize), at_most)
     }
 
     /// Starts copies of device pages to host pages.
@@ -42,7 +58,7 @@ impl HostPages {
         for (host, device) in self.parts(kv, moves.iter().map(|&(page, host)| (page.0, host.0))) {
             let to = self.memory.at(&host);
             // SAFETY: both ranges are inside and of one length. Only copies in the same stream read or write the host's, and
-            // the memory waits for all streams before it goes.
+            // the memory goes only after they have been waited for.
             check("cuMemcpyDtoHAsync", || unsafe {
                 sys::cuMemcpyDtoHAsync_v2(to.cast(), device.address, device.n_bytes, stream.raw()).result()
             })?;
@@ -80,7 +96,7 @@ impl HostPages {
     /// # Panics
     /// The page is not there.
     pub(crate) fn read(&self, page: HostPageId, into: &mut Vec<u8>) {
-        let from = self.memory.at(&self.range(page)).cast_const();
+        let from = self.memory.at(&one(page)).cast_const();
         // SAFETY: a page's length from there on is inside, and nothing else reads or writes it.
         into.extend_from_slice(unsafe { std::slice::from_raw_parts(from, self.page_bytes) });
     }
@@ -91,23 +107,21 @@ impl HostPages {
     /// The page is not there, or has another length.
     pub(crate) fn write(&mut self, page: HostPageId, from: &[u8]) {
         assert_eq!(from.len(), self.page_bytes, "the bytes of a page");
-        let to = self.memory.at(&self.range(page));
+        let to = self.memory.at(&one(page));
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 
-    fn range(&self, page: HostPageId) -> Range<usize> {
-        let start = page.0 as usize * self.page_bytes;
-        start..start + self.page_bytes
-    }
-
-    /// What is copied at a time: where on the host, and where on the device.
+    /// What is copied at a time: which pages on the host, and where on the device.
     fn parts(&self, kv: Slice, moves: impl Iterator<Item = (u32, u32)>) -> Vec<(Range<usize>, Slice)> {
-        let runs = runs(moves).into_iter().map(|run| run.map(|n| n * self.page_bytes));
-        let parts = runs.flat_map(|[device, host, n_bytes]| {
-            let device = kv.part(device, n_bytes);
-            let cut = self.memory.cut(host..host + n_bytes);
-            cut.map(move |part| (part.clone(), device.part(part.start - host, part.len())))
+        let page_bytes = self.page_bytes;
+        let parts = runs(moves).into_iter().flat_map(|[device, host, n]| {
+            let device = kv.part(device * page_bytes, n * page_bytes);
+            let cut = self.memory.cut(host..host + n);
+            cut.map(move |part| {
+                let start = (part.start - host) * page_bytes;
+                (part.clone(), device.part(start, part.len() * page_bytes))
+            })
         });
         parts.collect()
     }

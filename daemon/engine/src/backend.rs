@@ -1,5 +1,7 @@
 //! What executes batches on one device.
 
+mod host_pieces;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +10,8 @@ use crate::batch::{Batch, CellMove, HostPageId, LateMask, Output, PageId};
 use crate::kept::KeptRow;
 use crate::model::Dtype;
 use crate::port::{Name, names};
+
+pub use host_pieces::HostPiece;
 
 /// KV positions in one page, in every layer.
 pub const PAGE_LEN: usize = 16;
@@ -277,6 +281,13 @@ pub trait Backend: Send {
     /// bytes went.
     fn release_host_pages(&mut self, _free: &[HostPageId], _at_most: u64) -> u64 {
         0
+    }
+
+    /// Moves what is in host pages other than these, of which each is free, to some of these, so that [`Self::release_host_pages`]
+    /// finds more to give back: so many bytes at most, a piece more or less. Moves that were submitted are waited for. Returns from
+    /// where to where; what is in the first page of each is not wanted any more.
+    fn gather_host_pages(&mut self, _free: &[HostPageId], _at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        Vec::new()
     }
 
     /// The bytes of its pages; `None` where they are of no use to another process.

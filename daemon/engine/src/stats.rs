@@ -40,7 +40,7 @@ pub struct EngineStats {
     pub n_swaps_out: u64,
     /// Pages moved back since the start.
     pub n_swaps_in: u64,
-    /// Pages whose KV was given up, host memory being full.
+    /// Pages whose KV was given up, host memory being full or memory short.
     pub n_pages_given_up: u64,
     /// Tokens computed again because their KV had been given up. They are among `n_tokens` and on no account.
     pub n_tokens_again: u64,

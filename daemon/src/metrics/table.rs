@@ -108,7 +108,7 @@ pub const METRICS: &[Metric] = &[
     counter(
         "trellis_memory_pressure_released_bytes",
         &["what"],
-        "Of host memory that went then: kv, computed again when it is needed, or programs, read from the cache again.",
+        "Of host memory that went then: kv, what was free and what is computed again when it is needed, or programs, read from the cache again.",
     ),
     gauge("trellis_models_loading", &[], "Models that are being loaded."),
     histogram(
@@ -142,7 +142,7 @@ pub const METRICS: &[Metric] = &[
     counter(
         "trellis_kv_pages_given_up",
         &["model_name"],
-        "KV pages whose contents were given up, host memory being full; they are computed again.",
+        "KV pages whose contents were given up, host memory being full or memory short; they are computed again.",
     ),
     gauge(
         "vllm:kv_cache_usage_perc",

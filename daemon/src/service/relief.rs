@@ -1,8 +1,8 @@
 //! What the daemon lets go of where memory is short: what it can compute or read again, and of that a bounded part each time, so
 //! that nobody who presses makes others do more than that again.
 //!
-//! KV in host memory goes first, then compiled components that no guest runs. What is freed of the heap goes back to the system
-//! within some seconds by the allocator's own thread.
+//! Host memory for KV goes first, what is free of it before KV is given up, then compiled components that no guest runs. What is
+//! freed of the heap goes back to the system within some seconds by the allocator's own thread.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
-use trellis::config::{Config, Device};
+use trellis::config::Config;
 use trellis_client::Client;
 use trellis_tests::daemons::{self, Served, run, until, with};
 use trellis_tests::engines::block_on;
@@ -22,7 +22,6 @@ const N_STORIES: usize = 8;
 fn serve(pipe: &Path) -> Served {
     mkfifoat(CWD, pipe, Mode::RUSR | Mode::WUSR).expect("made");
     let config = Config {
-        device: Device::Cpu,
         kv_bytes: Some(12 << 20),
         kv_host_bytes: Some(64 << 20),
         ..daemons::config(exe())

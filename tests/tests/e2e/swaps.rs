@@ -165,7 +165,7 @@ fn a_gigabyte_moves_at_the_rate_of_the_link() {
     let mut backend = cuda_backend(&alone.card, &model, sizes, Dtype::F32).expect("the model loads");
     let n_bytes = backend.n_pages() * backend.limits().page_bytes;
     assert_eq!(n_bytes, 1 << 30);
-    // Host memory is page-locked while a model is in use: all of it is once it was used.
+    // Host memory is page-locked as pages are moved there: all of it is once it was used.
     there_and_back(&mut backend, n_contexts);
     let (out_time, in_time) = there_and_back(&mut backend, n_contexts);
     let (out, back) = (n_bytes as f64 / out_time.as_secs_f64(), n_bytes as f64 / in_time.as_secs_f64());

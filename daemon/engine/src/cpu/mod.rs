@@ -255,6 +255,10 @@ impl Backend for CpuBackend {
         self.kv.release_host_pages(free, at_most)
     }
 
+    fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        self.kv.gather_host_pages(free, at_most)
+    }
+
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         moves.iter().for_each(|&(src, dst)| self.kv.copy(src, dst));
         Ok(())

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut, Range};
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::backend::{KvPlace, PAGE_LEN};
+use crate::backend::{HostPiece, KvPlace, PAGE_LEN};
 use crate::batch::{Cell, HostPageId, Pack, PageId};
 use crate::model::ModelConfig;
 
@@ -68,6 +68,7 @@ pub(super) struct KvPages {
     device: Vec<Mapped>, // [n_pages / N_GRANULE_PAGES], each [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
     /// Pages of each piece of host memory.
     n_host_granule_pages: usize,
+    n_host_pages: usize,
     host: Vec<HostGranule>,
 }
 
@@ -90,7 +91,8 @@ impl KvPages {
         };
         let n_granules = n_host_pages.div_ceil(n_host_granule_pages);
         let host = (0..n_granules).map(|_| granule()).collect::<Option<_>>()?;
-        let mut pages = Self { layout, n_pages: 0, device: Vec::new(), n_host_granule_pages, host };
+        let mut pages =
+            Self { layout, n_pages: 0, device: Vec::new(), n_host_granule_pages, n_host_pages, host };
         pages.resize(n_pages).then_some(pages)
     }
 
@@ -207,12 +209,8 @@ impl KvPages {
     /// Gives the memory of granules back to the system that have been written to, and of whose pages those are free, until that are
     /// `at_most` bytes, of the last granule perhaps more. Returns the bytes that were written.
     pub(super) fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
-        let mut free_in = vec![0; self.host.len()];
-        for &page in free {
-            let (idx, bit) = self.host_bit(page);
-            free_in[idx] |= bit;
-        }
-        let page_bytes = (self.layout.page_len() * size_of::<f32>()) as u64;
+        let free_in = self.free_in(free);
+        let page_bytes = self.host_page_bytes();
         let mut n_bytes = 0;
         for (granule, free) in self.host.iter_mut().zip(free_in) {
             if n_bytes >= at_most {
@@ -227,6 +225,51 @@ impl KvPages {
             *granule = HostGranule { memory, written: 0 };
         }
         n_bytes
+    }
+
+    /// Moves what is in pages that are not free to some that are, so that more granules can go back, of so many bytes at most, of the
+    /// last one perhaps more. Returns from where to where.
+    pub(super) fn gather_host_pages(
+        &mut self,
+        free: &[HostPageId],
+        at_most: u64,
+    ) -> Vec<(HostPageId, HostPageId)> {
+        let (n, page_bytes) = (self.n_host_granule_pages, self.host_page_bytes());
+        let free_in = self.free_in(free);
+        let with_memory = self.host.iter().zip(free_in).enumerate().filter(|(_, (of, _))| of.written != 0);
+        let pieces = with_memory.map(|(idx, (granule, free))| {
+            let is_there = |bit: &usize| idx * n + bit < self.n_host_pages;
+            let pages = |bits: u64| {
+                let bits = (0..n).filter(is_there).filter(move |bit| bits >> bit & 1 == 1);
+                bits.map(|bit| HostPageId((idx * n + bit) as u32)).collect()
+            };
+            let n_bytes = u64::from(granule.written.count_ones()) * page_bytes;
+            HostPiece { used: pages(!free), free: pages(free), n_bytes }
+        });
+        let moves = HostPiece::gather(pieces.collect(), at_most);
+        for &(from, to) in &moves {
+            let [source, target] = [from, to].map(|page| self.in_host_granule(page));
+            let ((from, _), (to, bit)) = (self.host_bit(from), self.host_bit(to));
+            let granules = self.host.get_disjoint_mut([from, to]);
+            let [from, to] = granules.expect("pages move to other granules");
+            to.memory[target].copy_from_slice(&from.memory[source]);
+            to.written |= bit;
+        }
+        moves
+    }
+
+    /// For each granule of host memory the bits of those of its pages that are free.
+    fn free_in(&self, free: &[HostPageId]) -> Vec<u64> {
+        let mut free_in = vec![0; self.host.len()];
+        for &page in free {
+            let (idx, bit) = self.host_bit(page);
+            free_in[idx] |= bit;
+        }
+        free_in
+    }
+
+    fn host_page_bytes(&self) -> u64 {
+        (self.layout.page_len() * size_of::<f32>()) as u64
     }
 
     /// What makes the bytes of a page those of this layout and of this kind of processor.
@@ -359,6 +402,33 @@ mod tests {
         assert_eq!(pages.release_host_pages(&all, 0), 0);
         assert_eq!(pages.release_host_pages(&all, 1), page_bytes, "the other granule is for the next time");
         assert_eq!(pages.release_host_pages(&all, u64::MAX), page_bytes);
+    }
+
+    #[test]
+    fn what_lies_apart_is_gathered_so_that_granules_come_free() {
+        let layout = PageLayout { n_layers: 1, n_kv_heads: 1, head_dim: 16 };
+        let page_bytes = (layout.page_len() * size_of::<f32>()) as u64;
+        let n_host_pages = 2 * N_GRANULE_PAGES + 3;
+        let mut pages = KvPages::new(layout, N_GRANULE_PAGES, n_host_pages).expect("there is memory");
+        for idx in 0..n_host_pages {
+            pages.fill(HostPageId(idx as u32), &vec![idx as u8; page_bytes as usize]);
+        }
+        // Two are in use of the first granule, one of the second, and one of the last, which is short.
+        let used = [3, 9, N_GRANULE_PAGES + 5, 2 * N_GRANULE_PAGES + 1].map(|idx| HostPageId(idx as u32));
+        let free = |used: &[HostPageId]| {
+            let all = (0..n_host_pages as u32).map(HostPageId);
+            all.filter(|page| !used.contains(page)).collect::<Vec<_>>()
+        };
+        assert_eq!(pages.release_host_pages(&free(&used), u64::MAX), 0, "each has one in use");
+        assert_eq!(pages.gather_host_pages(&free(&used), 0), []);
+        let moves = pages.gather_host_pages(&free(&used), u64::MAX);
+        let now = used.map(|page| moves.iter().find(|(from, _)| *from == page).map_or(page, |&(_, to)| to));
+        let granule_bytes = N_GRANULE_PAGES as u64 * page_bytes;
+        assert_eq!(pages.release_host_pages(&free(&now), u64::MAX), granule_bytes + 3 * page_bytes);
+        for (was, now) in used.into_iter().zip(now) {
+            assert_eq!(pages.bytes(KvPlace::Host(now)), vec![was.0 as u8; page_bytes as usize]);
+        }
+        assert_eq!(pages.gather_host_pages(&free(&now), u64::MAX), [], "they are together");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Device pages that hold nothing.
+//! Pages that hold nothing, of the device or of host memory.
 //!
 //! The lowest is taken first. A model's memory is a run of granules from its first page on, and the last of them is the one
-//! that it gives up: so the first are the fullest, and the last come free by themselves.
+//! that it gives up: so the first are the fullest, and the last come free by themselves. Host memory goes back to the system by
+//! granules as well.
 
 use crate::batch::PageId;
 
@@ -115,8 +116,14 @@ impl FreePages {
         Some(PageId(u32::try_from(idx).expect("page counts fit 32 bits")))
     }
 
+    /// Takes this one, which is free.
+    pub(super) fn take_at(&mut self, page: PageId) {
+        let n = self.n;
+        self.remove(page.0 as usize);
+        assert_eq!(self.n + 1, n, "{page:?} is free");
+    }
+
     /// All of them, in their order.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
         let bits = |(at, word): (usize, u64)| {
             (0..WORD_LEN).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * WORD_LEN + bit)

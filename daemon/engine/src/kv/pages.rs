@@ -65,7 +65,7 @@ pub(crate) struct PageTable {
     free_pages: FreePages,
     /// Pages of pinned blocks that have lost their last holder: they come free when the plan is done.
     freed_later: Vec<PageId>,
-    free_host_pages: Vec<HostPageId>,
+    free_host_pages: FreePages,
     n_pages: usize,
     n_host_pages: usize,
     by_key: HashMap<PrefixKey, BlockId>,
@@ -85,7 +85,6 @@ pub(crate) struct PageTable {
 
 impl PageTable {
     pub(crate) fn new(n_pages: usize, n_host_pages: usize, lengths: SegmentLengths) -> Self {
-        let ids = |n: usize| 0..u32::try_from(n).expect("page counts fit 32 bits");
         Self {
             tokens: TokenStore::new(lengths.n_tokens, n_pages),
             bundles: Bundles::new(lengths.n_bundle_blocks),
@@ -93,7 +92,7 @@ impl PageTable {
             blocks: Vec::with_capacity(n_pages + n_host_pages),
             free_blocks: Vec::with_capacity(n_pages + n_host_pages),
             free_pages: FreePages::all(n_pages),
-            free_host_pages: ids(n_host_pages).rev().map(HostPageId).collect(),
+            free_host_pages: FreePages::all(n_host_pages),
             n_pages,
             n_host_pages,
             by_key: HashMap::with_capacity(n_pages + n_host_pages),
@@ -120,6 +119,14 @@ impl PageTable {
         if (page.0 as usize) < self.n_pages {
             self.free_pages.give(page);
         }
+    }
+
+    fn take_host_page(&mut self) -> Option<HostPageId> {
+        self.free_host_pages.take().map(|page| HostPageId(page.0))
+    }
+
+    fn give_host_page(&mut self, page: HostPageId) {
+        self.free_host_pages.give(PageId(page.0));
     }
 
     /// From now on there are so many device pages. Blocks on others, if there are any left, have to go elsewhere.
@@ -200,9 +207,9 @@ impl PageTable {
     /// A new block on a free page of host memory, held once and paid for; `None` when no page is free, or the account has not so
     /// many left.
     pub(crate) fn allocate_on_host(&mut self, account: &Arc<Account>) -> Option<(BlockId, HostPageId)> {
-        let page = self.free_host_pages.pop()?;
+        let page = self.take_host_page()?;
         if account.charge(Resource::Pages, 1).is_err() {
-            self.free_host_pages.push(page);
+            self.give_host_page(page);
             return None;
         }
         account.charge_beyond(Resource::HostPages, 1);
@@ -251,7 +258,7 @@ impl PageTable {
         match block.place {
             Location::Device(page) if block.pinned_in == self.plan => self.freed_later.push(page),
             Location::Device(page) => self.give_page(page),
-            Location::Host(page) => self.free_host_pages.push(page),
+            Location::Host(page) => self.give_host_page(page),
         }
         self.free_blocks.push(id);
     }
@@ -378,7 +385,7 @@ impl PageTable {
     /// Moves a held block to host memory; `None` when host memory is full or the block is there already.
     pub(crate) fn move_out(&mut self, id: BlockId) -> Option<(PageId, HostPageId)> {
         let page = self.page(id)?;
-        let host_page = self.free_host_pages.pop()?;
+        let host_page = self.take_host_page()?;
         let block = self.block_mut(id);
         block.place = Location::Host(host_page);
         block.holders.payers().for_each(|account| account.charge_beyond(Resource::HostPages, 1));
@@ -395,7 +402,7 @@ impl PageTable {
         block.place = Location::Device(page);
         block.holders.payers().for_each(|account| account.release(Resource::HostPages, 1));
         self.n_moves += 1;
-        self.free_host_pages.push(host_page);
+        self.give_host_page(host_page);
         Some((host_page, page))
     }
 
@@ -457,8 +464,27 @@ impl PageTable {
     }
 
     /// Pages of host memory in which no block is.
-    pub(crate) fn free_host_pages(&self) -> &[HostPageId] {
-        &self.free_host_pages
+    pub(crate) fn free_host_pages(&self) -> Vec<HostPageId> {
+        self.free_host_pages.iter().map(|page| HostPageId(page.0)).collect()
+    }
+
+    /// What was in the first page of each pair is in the second, which was free.
+    pub(crate) fn note_gathered(&mut self, moves: &[(HostPageId, HostPageId)]) {
+        let place_of: HashMap<HostPageId, HostPageId> = moves.iter().copied().collect();
+        let mut n_left = moves.len();
+        for block in self.blocks.iter_mut().flatten() {
+            if let Location::Host(page) = &mut block.place
+                && let Some(&to) = place_of.get(page)
+            {
+                *page = to;
+                n_left -= 1;
+            }
+        }
+        assert_eq!(n_left, 0, "a block was in each page that moved");
+        for &(from, to) in moves {
+            self.free_host_pages.take_at(PageId(to.0));
+            self.give_host_page(from);
+        }
     }
 
     pub(crate) fn n_on_host(&self) -> usize {
@@ -476,7 +502,7 @@ impl PageTable {
     pub(crate) fn check(&self, holders: &HashMap<BlockId, u32>) {
         let mut pages: Vec<PageId> = self.free_pages.iter().collect();
         pages.extend(&self.freed_later);
-        let mut host_pages = self.free_host_pages.clone();
+        let mut host_pages = self.free_host_pages();
         for (idx, block) in self.blocks.iter().enumerate() {
             let id = BlockId(idx as u32);
             let Some(block) = block else {

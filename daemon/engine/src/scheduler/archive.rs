@@ -4,6 +4,7 @@
 //! read. One that comes back gets pages of host memory, from which it comes to the device as what had to make room does, when a
 //! guest asks about it. Where there is no such page, the rest of it is computed again.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,13 +28,19 @@ const N_EVICTIONS_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Restoring {
     kv: Sequence,
+    /// Their pages are of host memory.
     blocks: Vec<BlockId>,
-    /// Where its blocks are.
-    pub(crate) pages: Vec<HostPageId>,
     n_computed: usize,
     tokens: Arc<History>,
     footprint: Footprint,
     owner: Owner,
+}
+
+impl Restoring {
+    /// Pages that are to be filled.
+    pub(crate) fn n_pages(&self) -> usize {
+        self.blocks.len()
+    }
 }
 
 impl Scheduler {
@@ -140,15 +147,23 @@ impl Scheduler {
             true => kv.kept_tokens(&self.pages).collect(),
             false => tokens,
         };
-        let (mut blocks, mut pages) = (Vec::new(), Vec::new());
+        let mut blocks = Vec::new();
         for _ in 0..n_computed.div_ceil(PAGE_LEN) {
-            let Some((block, page)) = self.pages.allocate_on_host(&owner.account) else { break };
+            let Some((block, _)) = self.pages.allocate_on_host(&owner.account) else { break };
             blocks.push(block);
-            pages.push(page);
         }
         let n_computed = n_computed.min(blocks.len() * PAGE_LEN);
         let tokens = Arc::new(History::from(kept));
-        Ok(Restoring { kv, blocks, pages, n_computed, tokens, footprint, owner })
+        Ok(Restoring { kv, blocks, n_computed, tokens, footprint, owner })
+    }
+
+    /// Where pages of what comes back are now.
+    pub(crate) fn pages_to_fill(&self, restoring: &Restoring, pages: Range<usize>) -> Vec<HostPageId> {
+        let place = |&block| match self.pages.place(block) {
+            KvPlace::Host(page) => page,
+            KvPlace::Device(page) => unreachable!("nobody computes with it yet, and it is in {page:?}"),
+        };
+        restoring.blocks[pages].iter().map(place).collect()
     }
 
     /// Whether a guest's operations could have led to it.

@@ -44,7 +44,12 @@ impl Scheduler {
     }
 
     /// Pages of host memory in which nothing is.
-    pub(crate) fn free_host_pages(&self) -> &[HostPageId] {
+    pub(crate) fn free_host_pages(&self) -> Vec<HostPageId> {
         self.pages.free_host_pages()
+    }
+
+    /// The backend has moved pages of host memory to others, which were free.
+    pub(crate) fn note_gathered(&mut self, moves: &[(HostPageId, HostPageId)]) {
+        self.pages.note_gathered(moves);
     }
 }

@@ -371,10 +371,12 @@ impl Core {
         let resident = residents[place].as_mut().expect("it was found");
         let page_bytes = resident.page_bytes() as usize;
         let Filling { restoring, kv, n_pages, .. } = &mut *filling;
-        let end = restoring.pages.len().min(*n_pages + part_pages(page_bytes));
+        let end = restoring.n_pages().min(*n_pages + part_pages(page_bytes));
         let bytes = kv.get(*n_pages * page_bytes..end * page_bytes).unwrap_or_default();
         let filled = match resident.backend.kv_bytes() {
-            Some(backend) => backend.write(&restoring.pages[*n_pages..end], bytes),
+            Some(backend) => {
+                backend.write(&resident.scheduler.pages_to_fill(restoring, *n_pages..end), bytes)
+            }
             None => Ok(()),
         };
         if let Err(error) = filled {
@@ -382,12 +384,12 @@ impl Core {
             return Err(error);
         }
         *n_pages = end;
-        if end < restoring.pages.len() {
+        if end < restoring.n_pages() {
             let (model, does) = (resident.id, Does::Restore(filling));
             return Ok(Some(Job { model, name: name.clone(), does }));
         }
         let Filling { restoring, kv, since, .. } = *filling;
-        let n_bytes = if restoring.pages.is_empty() { 0 } else { kv.len() as u64 };
+        let n_bytes = if restoring.n_pages() == 0 { 0 } else { kv.len() as u64 };
         let time = since.zip(self.outbox.turn_began()).map_or(Duration::ZERO, |(since, now)| now - since);
         let ended = resident.lend(commons).end_restoring(name, restoring, (n_bytes, time));
         match ended {

@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// Gives so many bytes of host pages back to the system at most, a granule more or less: of all models what is free anyway, and where
+    /// Gives so many bytes of host pages back to the system at most, a piece more or less: of all models what is free anyway, and where
     /// that is not so much, of the rest of it pages in which KV is, which is given up. A turn takes no longer than that, however much is
     /// free. Says how many bytes went back.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
@@ -112,12 +112,25 @@ impl Core {
         self.outbox.to(DESK, tag).send(Done::Relieved(n_freed_bytes));
     }
 
-    /// Gives memory of free host pages of all models back to the system, so many bytes at most, and returns how many went.
+    /// Gives memory of free host pages of all models back to the system, so many bytes at most, and returns how many went. Where what is
+    /// free lies between what is not, that is moved together, on the host.
     fn release_host_pages(&mut self, n_bytes: u64) -> u64 {
         let mut n_freed = 0;
-        for resident in self.residents.iter_mut().flatten().filter(|resident| releases_host_pages(resident)) {
-            let free = resident.scheduler.free_host_pages();
-            n_freed += resident.backend.release_host_pages(free, n_bytes.saturating_sub(n_freed));
+        for gathers in [false, true] {
+            let releasing = |resident: &&mut Resident| releases_host_pages(resident);
+            for resident in self.residents.iter_mut().flatten().filter(releasing) {
+                let at_most = n_bytes.saturating_sub(n_freed);
+                let mut free = resident.scheduler.free_host_pages();
+                if gathers {
+                    let moves = resident.backend.gather_host_pages(&free, at_most);
+                    if moves.is_empty() {
+                        continue;
+                    }
+                    resident.scheduler.note_gathered(&moves);
+                    free = resident.scheduler.free_host_pages();
+                }
+                n_freed += resident.backend.release_host_pages(&free, at_most);
+            }
         }
         n_freed
     }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use super::N_PAGES_MIN;
 use crate::batch::{
-    Batch, Candidate, CellMove, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
-    Within,
+    Batch, Candidate, CellMove, HostPageId, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row,
+    SlotId, Token, Within,
 };
 use crate::kv::N_STRETCHES_MAX;
 use crate::sampling::TokenMask;
@@ -487,6 +487,14 @@ impl HashBackend {
                         std::mem::replace(&mut self.host_pages[host.0 as usize], [GARBAGE; PAGE_LEN]);
                 }
             }
+        }
+    }
+
+    /// Moves host pages to others.
+    pub(crate) fn gather(&mut self, moves: &[(HostPageId, HostPageId)]) {
+        for (from, to) in moves {
+            self.host_pages[to.0 as usize] =
+                std::mem::replace(&mut self.host_pages[from.0 as usize], [GARBAGE; PAGE_LEN]);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
-use crate::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
+use crate::backend::{Backend, BackendError, Collected, HostPiece, Limits, PAGE_LEN, WeightsInfo};
 use crate::batch::{Batch, CellMove, Drawn, HostPageId, LateMask, Output, PageId, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
@@ -36,6 +36,10 @@ pub(super) struct Ledger {
     pub(super) is_full: bool,
     /// Whether memory of host pages does not go back to the system.
     pub(super) keeps_host_memory: bool,
+    /// Host pages whose memory goes back together; each by itself where none is said.
+    pub(super) n_host_piece_pages: Option<u32>,
+    /// Pages that were moved together for that.
+    pub(super) n_gathered: usize,
 }
 
 impl Ledger {
@@ -56,6 +60,19 @@ struct Device {
 }
 
 impl Device {
+    /// Host memory that has been written to.
+    fn pieces(&self, free: &[HostPageId]) -> Vec<HostPiece> {
+        let n = self.ledger.lock().expect("nobody panicked").n_host_piece_pages.unwrap_or(1);
+        let numbers: BTreeSet<u32> = self.written.iter().map(|page| page / n).collect();
+        let piece = |number: u32| {
+            let pages = number * n..((number + 1) * n).min(self.limits.n_host_pages as u32);
+            let n_written = self.written.range(pages.clone()).count();
+            let (free, used) = pages.map(HostPageId).partition(|page| free.contains(page));
+            HostPiece { used, free, n_bytes: (n_written * self.limits.page_bytes) as u64 }
+        };
+        numbers.into_iter().map(piece).collect()
+    }
+
     fn check(&self, pages: impl IntoIterator<Item = PageId>) {
         for page in pages {
             assert!((page.0 as usize) < self.n_pages, "{page:?} of {}", self.n_pages);
@@ -166,9 +183,25 @@ impl Backend for Device {
         if self.ledger.lock().expect("nobody panicked").keeps_host_memory {
             return 0;
         }
-        let n_most = at_most.div_ceil(self.limits.page_bytes as u64) as usize;
-        let n_released = free.iter().filter(|page| self.written.remove(&page.0)).take(n_most).count();
-        (n_released * self.limits.page_bytes) as u64
+        let mut n_bytes = 0;
+        for piece in self.pieces(free) {
+            if n_bytes < at_most && piece.used.is_empty() {
+                n_bytes += piece.n_bytes;
+                piece.free.iter().for_each(|page| _ = self.written.remove(&page.0));
+            }
+        }
+        n_bytes
+    }
+
+    fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        if self.ledger.lock().expect("nobody panicked").keeps_host_memory {
+            return Vec::new();
+        }
+        let moves = HostPiece::gather(self.pieces(free), at_most);
+        self.hash.gather(&moves);
+        self.written.extend(moves.iter().map(|(_, to)| to.0));
+        self.ledger.lock().expect("nobody panicked").n_gathered += moves.len();
+        moves
     }
 }
 

@@ -41,3 +41,39 @@ fn what_is_given_up_of_all_models_is_bounded_and_what_is_free_anyway_goes_before
         house.settle();
     }
 }
+
+#[test]
+fn what_is_free_between_what_is_not_goes_back_before_anything_is_given_up() {
+    const N_PIECE_PAGES: u32 = 8;
+    let kind = Kind { n_pages: PLAIN.n_longest, ..PLAIN };
+    let mut house = House::new(&[kind], 1);
+    house.ledger().n_host_piece_pages = Some(N_PIECE_PAGES);
+    let ask = |house: &mut House, talks: &[usize], n_pages: usize| {
+        for &talk in talks {
+            house.ask(talk, n_pages);
+            house.settle();
+        }
+    };
+    // Of six pages each; those that have come back to the device at the end have left holes where they were.
+    let talks: Vec<usize> = (0..8).map(|actor| house.create(0, actor)).collect();
+    ask(&mut house, &talks, pages(6));
+    ask(&mut house, &talks, 1);
+    assert_eq!(house.relieve(0), 0, "nothing was asked for");
+    // Contexts lose nothing as long as there is a piece that can come free.
+    let mut n_freed_bytes = 0;
+    loop {
+        let n_bytes = house.relieve(PAGE_BYTES);
+        if house.stats(0).n_pages_given_up > 0 {
+            break;
+        }
+        assert!(n_bytes > 0, "a turn in which nothing goes gives up KV");
+        n_freed_bytes += n_bytes;
+    }
+    let n_gathered = house.ledger().n_gathered;
+    println!("{n_freed_bytes} bytes went of what was free, for which {n_gathered} pages were moved");
+    assert!(n_gathered > 0 && n_freed_bytes > 0);
+    // The contexts have what they had.
+    ask(&mut house, &talks, 1);
+    house.relieve(u64::MAX);
+    ask(&mut house, &talks, 1);
+}
