@@ -147,6 +147,11 @@ impl Accounts {
         self.open().users.get(&actor).map(|user| user.class.class.clone())
     }
 
+    /// How much of the limit of this name a user has whose class is known, where each user has `most`.
+    pub(crate) fn limit_of(&self, actor: ActorId, name: &str, most: u64) -> u64 {
+        self.class(actor).and_then(|class| class.limit(name, most)).unwrap_or(most)
+    }
+
     /// Opens the account of a session. The first session of a user brings its class.
     pub(crate) fn begin_session(
         &self,
