@@ -486,6 +486,7 @@ impl Daemon {
                     }
                 }
             }
+            self.sessions.cut_short();
             self.shutdown.cancel();
             serving.await;
             return Err(failure);
@@ -500,7 +501,7 @@ impl Daemon {
         tokio::select! {
             biased;
             () = self.sessions.drain() => {}
-            () = self.shutdown.cancelled() => self.sessions.ends_by().note_end(),
+            () = self.shutdown.cancelled() => self.sessions.cut_short(),
         }
     }
 

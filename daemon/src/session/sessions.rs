@@ -228,6 +228,13 @@ impl<S: Service> Sessions<S> {
         let _ = tokio::time::timeout_at(until, self.work.wait()).await;
     }
 
+    /// Of a daemon that drains, or has, nothing is waited for any more, however much is left of that time.
+    pub(crate) fn cut_short(&self) {
+        if self.is_draining() {
+            self.ends_by.note_end();
+        }
+    }
+
     /// By when what is left at the end has to be over.
     pub(crate) fn ends_by(&self) -> &EndsBy {
         &self.ends_by

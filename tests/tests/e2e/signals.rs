@@ -243,7 +243,7 @@ fn streams_end_with_a_reason_inside_the_time_of_a_drain_whoever_does_not_read() 
 #[derive(Clone, Copy, Debug)]
 enum Again {
     Signal,
-    /// As `trellis stop --daemon` does.
+    /// By `trellis stop --daemon`.
     Client,
 }
 
@@ -259,7 +259,10 @@ fn who_is_told_again_in_a_drain_is_gone_soon_whoever_does_not_read() {
             let begun = Instant::now();
             match again {
                 Again::Signal => signal(&served, Signal::TERM),
-                Again::Client => client.shutdown().await.expect("it may"),
+                Again::Client => {
+                    let stopped = daemons::output(&mut served.trellis(&["stop", "--daemon"]));
+                    assert!(stopped.status.success(), "{stopped:?}");
+                }
             }
             let status = tokio::task::spawn_blocking(move || served.wait()).await.expect("no panic");
             drop(deaf);
