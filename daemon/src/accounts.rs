@@ -126,14 +126,15 @@ impl Accounts {
         self.classes.set((classes, n_replaced + 1));
     }
 
-    /// Whether a user without sessions would come with another class, if nothing held its account that is only kept for when it comes.
+    /// Whether a user comes with another class once its process of guests is gone, which is only kept for when it comes: nothing else
+    /// holds the user's account, such as a session or what the user has saved.
     #[cfg(any(target_os = "linux", test))]
     pub(crate) fn awaits_another_class(&self, actor: ActorId) -> bool {
+        const N_HELD_BY_PROCESS: usize = 1;
         let n_replaced = self.classes.get().1;
         let open = self.open();
         open.users.get(&actor).is_some_and(|user| {
-            let is_of_user = |session: &Arc<Account>| Arc::ptr_eq(session.user(), &user.account);
-            user.is_old(n_replaced) && !open.sessions.values().any(is_of_user)
+            user.is_old(n_replaced) && Arc::strong_count(&user.account) == 1 + N_HELD_BY_PROCESS
         })
     }
 
@@ -144,6 +145,11 @@ impl Accounts {
     /// The class of a user that was here.
     pub(crate) fn class(&self, actor: ActorId) -> Option<Class> {
         self.open().users.get(&actor).map(|user| user.class.class.clone())
+    }
+
+    /// How much of the limit of this name a user has whose class is known, where each user has `most`.
+    pub(crate) fn limit_of(&self, actor: ActorId, name: &str, most: u64) -> u64 {
+        self.class(actor).and_then(|class| class.limit(name, most)).unwrap_or(most)
     }
 
     /// Opens the account of a session. The first session of a user brings its class.
@@ -286,7 +292,11 @@ mod tests {
         for session in [1, 5] {
             accounts.end_session(SessionId(session));
         }
-        assert!(awaits(), "its account is kept");
+        assert!(awaits(), "its account is kept by its process of guests");
+        let saved = kept.clone();
+        assert!(!awaits(), "it would come with the same class: it has saved something");
+        drop(saved);
+        assert!(awaits());
         drop(kept);
         assert_eq!(begin(7, 1, 6).await.share.get(), 2);
         assert!(!awaits());

@@ -45,7 +45,8 @@ pub(crate) struct AttachArgs {
     /// Send the lines of standard input to the guest as messages; after the last one no more will come for it
     #[arg(long)]
     messages: bool,
-    /// Wait so long without a sign of it for a daemon that starts or is replaced; otherwise 120
+    /// Wait so long without a sign of it for a daemon that starts or is replaced; otherwise 120. One of which three starts are seen to
+    /// come to nothing is waited for no longer
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     wait: Option<Duration>,
     #[command(flatten)]

@@ -18,7 +18,6 @@ use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice, SavedContexts};
 use crate::daemon::{Daemon, LoadProgress, Seams};
 use crate::guest::check_format;
-use crate::ipc::{Lock, Seen};
 
 /// Bytes of a file that tell whether it is a component.
 const N_BYTES_BEGUN: u64 = 4 << 10;
@@ -60,11 +59,6 @@ impl SocketArgs {
         self.named().map_or_else(candidates, |socket| vec![socket])
     }
 
-    /// Those of these sockets on which a daemon may listen: a process has the lock, or this user cannot tell.
-    pub(crate) fn watched(sockets: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
-        sockets.iter().filter(|socket| matches!(Lock::look(socket), Seen::Held { .. } | Seen::Closed))
-    }
-
     /// As [`Self::connect`], and says nothing however long that takes.
     ///
     /// # Errors
@@ -103,7 +97,8 @@ pub(crate) struct HomeArgs {
     /// Run inside this process, computing in this type
     #[arg(long, value_enum, conflicts_with = "socket")]
     pub(crate) dtype: Option<DtypeArg>,
-    /// Wait so long without a sign of it for a daemon that starts or is replaced; otherwise 120
+    /// Wait so long without a sign of it for a daemon that starts or is replaced; otherwise 120. One of which three starts are seen to
+    /// come to nothing is waited for no longer
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 }

@@ -101,6 +101,11 @@ pub(crate) enum CliError {
     /// It listens, or somebody does for it.
     #[error("the daemon at {socket} has not answered, nor shown that it comes on, for {} s", .waited.as_secs_f64())]
     Silent { socket: String, waited: std::time::Duration },
+    /// Each start says anew how far it is, and none comes to its end.
+    #[error(
+        "the daemon at {socket} starts over and over: {n_starts} starts came to nothing while it was waited for"
+    )]
+    Failing { socket: String, n_starts: u32 },
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
@@ -256,7 +261,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_) | Self::ModelLeaves { .. } | Self::Silent { .. } => TRY_AGAIN,
+            Self::Device(_) | Self::ModelLeaves { .. } | Self::Silent { .. } | Self::Failing { .. } => {
+                TRY_AGAIN
+            }
             Self::Guest(body) | Self::NotCompared(body) | Self::NotBegun(body)
                 if body.code.is_retryable() =>
             {
@@ -296,7 +303,9 @@ impl CliError {
             Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
                 "`trellis models` lists the loaded models"
             }
-            Self::Silent { .. } => "`trellis status` says what can be said of it, its log more",
+            Self::Silent { .. } | Self::Failing { .. } => {
+                "`trellis status` says what can be said of it, its log more"
+            }
             Self::ModelLeaves { .. } => "or run inside this process with --local",
             Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",
             Self::Client(trellis_client::Error::Handshake(_) | trellis_client::Error::TooOld { .. }) => {

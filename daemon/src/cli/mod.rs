@@ -13,6 +13,7 @@
 
 mod access;
 mod attach;
+mod bar_screen;
 mod bench;
 mod build;
 mod cargo;

@@ -2,25 +2,24 @@
 //!
 //! - Comes in: where a daemon is looked for, or what one has said that takes on nothing more.
 //! - Goes out: a connection; meanwhile, to people, how far the daemon is, as it says itself beside its socket.
-//! - A daemon is waited for as long as there is a sign of it: it says that it drains, or what it says of its start has changed. A user
-//!   who may not read that sees when it was last written.
-//! - Must not happen: an end of the wait while a model is being loaded; a wait for a daemon that stands still.
+//! - A daemon is waited for as long as there is a sign of it ([`Signs`]): it says that it drains, or what it says of its start has
+//!   changed.
+//! - Must not happen: an end of the wait while a model is being loaded; a wait for a daemon that stands still, or whose starts all fail.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
+use trellis_client::signs::{Shown, Signs};
 use trellis_client::{Client, Error, ErrorBody, ErrorCode, Lost};
 
 use super::connect::{Found, Home, HomeArgs, SocketArgs};
 use super::error::CliError;
 use super::output::{Format, note, remark};
 use super::progress::ProgressDisplay;
-use crate::ipc::{Lock, Owner, Phase, owner_of};
 
 /// The longest time without a sign, unless the user says how long.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -40,33 +39,11 @@ pub(crate) struct Patience {
     pub(crate) format: Format,
     silence_max: Duration,
     progress: ProgressDisplay,
-    /// The last signs, of each socket on which a daemon may listen, and when they were first seen.
-    signs: Option<(Instant, Vec<(PathBuf, Sign)>)>,
+    /// Those of a daemon that has not answered yet.
+    signs: Option<Signs>,
     /// Why [`Self::connect_again`] has given up.
     silent: Option<CliError>,
     is_said: bool,
-}
-
-/// What can be seen of a daemon that does not answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Sign {
-    /// What it says of itself, where this user may read it.
-    said: Option<String>,
-    /// When it last did.
-    written: Option<SystemTime>,
-}
-
-impl Sign {
-    fn of(socket: &Path) -> Self {
-        let said = owner_of(socket).map(|Owner { phase, .. }| match phase {
-            Phase::Starting(Some(progress)) => progress,
-            Phase::Starting(None) => "it starts".to_owned(),
-            Phase::Ready => "it has much to do, or stands still".to_owned(),
-            Phase::Ending => "it comes to its end".to_owned(),
-        });
-        let written = fs::metadata(Lock::path(socket)).and_then(|metadata| metadata.modified());
-        Self { said, written: written.ok() }
-    }
 }
 
 impl Patience {
@@ -162,38 +139,42 @@ impl Patience {
                     return Err(CliError::NotBegun(last));
                 }
                 Err(CliError::Client(error)) if error.is_retryable() || is_away(&error) => {}
-                Err(CliError::Silent { .. }) => return Err(CliError::NotBegun(last)),
+                Err(error @ (CliError::Silent { .. } | CliError::Failing { .. })) => {
+                    return Err(self.not_begun(&error, last));
+                }
                 Err(error) => return Err(error),
             }
             // One that answers and is of no use gives no sign by that.
             self.signs = self.signs.take().or(before);
-            if self.look(&args.socket.candidates()).is_err() {
-                return Err(CliError::NotBegun(last));
+            if let Err(error) = self.look(&args.socket.candidates()) {
+                return Err(self.not_begun(&error, last));
             }
         }
+    }
+
+    /// What the daemon before has said, where the next one has not come, and why.
+    fn not_begun(&self, why: &CliError, last: Box<ErrorBody>) -> CliError {
+        note(self.format, &why.to_string());
+        CliError::NotBegun(last)
     }
 
     /// Looks how far the daemon is, and says so.
     ///
     /// # Errors
-    /// There was no sign for too long.
+    /// There was no sign for too long, or too many starts have come to nothing.
     fn look(&mut self, sockets: &[PathBuf]) -> Result<(), CliError> {
-        let now = Instant::now();
-        // One on which nobody listens any more may lie beside that of a daemon which loads.
-        let signs: Vec<_> = SocketArgs::watched(sockets).map(|path| (path.clone(), Sign::of(path))).collect();
-        let since = match self.signs.take() {
-            Some((since, last)) if last == signs => since,
-            _ => now,
-        };
-        let said = signs.iter().find_map(|(_, sign)| sign.said.clone());
-        let watched = signs.first().map(|(path, _)| path.clone());
-        self.signs = Some((since, signs));
-        if now.duration_since(since) >= self.silence_max {
+        let shown = self.signs.get_or_insert_default().look(sockets);
+        let (is_silent, is_hopeless) = (shown.silent_for >= self.silence_max, shown.is_hopeless());
+        let Shown { said, socket, n_failed_starts, .. } = shown;
+        if is_silent || is_hopeless {
             self.progress.finish();
-            let socket = watched.or_else(|| sockets.iter().find(|path| path.exists()).cloned());
+            let socket = socket.or_else(|| sockets.iter().find(|path| path.exists()).cloned());
             let socket = socket.or_else(|| sockets.first().cloned()).unwrap_or_default();
             let socket = socket.display().to_string();
-            return Err(CliError::Silent { socket, waited: self.silence_max });
+            return Err(match is_hopeless {
+                true => CliError::Failing { socket, n_starts: n_failed_starts },
+                false => CliError::Silent { socket, waited: self.silence_max },
+            });
         }
         if !self.progress.is_drawn() {
             if !self.is_said && self.format == Format::Text {
@@ -237,10 +218,12 @@ pub(crate) fn is_away(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
     use trellis_client::Resumed;
 
     use super::*;
     use crate::cli::error::TRY_AGAIN;
+    use crate::ipc::Lock;
 
     #[tokio::test]
     async fn a_daemon_is_waited_for_as_long_as_it_comes_on_and_no_longer() {
@@ -265,10 +248,6 @@ mod tests {
         assert!(matches!(silent, CliError::Silent { waited, .. } if waited == silence_max), "{silent}");
         assert!(begun.elapsed() >= 2 * silence_max, "it came on: {:?}", begun.elapsed());
         drop(loads.await.expect("no panic"));
-        // Of a daemon whose notes this user may not read, it sees that one is written.
-        let seen = Sign::of(&path);
-        assert_eq!(seen.said, None, "nobody has the lock");
-        assert!(seen.written.is_some());
     }
 
     #[tokio::test]
@@ -290,6 +269,32 @@ mod tests {
         let silent = patience.look(&sockets).expect_err("it stands still");
         let its = loads.display().to_string();
         assert!(matches!(&silent, CliError::Silent { socket, .. } if *socket == its), "{silent}");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_whose_starts_all_fail_is_waited_for_no_longer_than_three() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.sock");
+        // As a service manager's socket, which stays.
+        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("a free place");
+        let at = path.clone();
+        let starts = tokio::spawn(async move {
+            for n_starts in 1.. {
+                let lock = Lock::take(&at).expect("nobody has it");
+                let note = lock.note().expect("it is open");
+                note.say(&format!("loading big: 0% of {n_starts} GB")).expect("written");
+                sleep(2 * LOOK).await;
+                drop((note, lock));
+                sleep(2 * LOOK).await;
+            }
+        });
+        let socket = SocketArgs { socket: Some(path) };
+        let mut patience = Patience::new(None, Format::Json);
+        let failing = timeout(SILENCE_MAX, patience.connect(&socket)).await.expect("it comes to an end");
+        let failing = failing.expect_err("it never answers");
+        assert!(matches!(failing, CliError::Failing { n_starts: 3, .. }), "{failing}");
+        assert_eq!(failing.exit_code(), TRY_AGAIN);
+        starts.abort();
     }
 
     #[tokio::test]

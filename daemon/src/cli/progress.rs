@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trellis_client::Stage;
 
+use super::bar_screen::BarScreen;
 use super::output::{Format, escaped_line};
 
 /// Work that is over sooner is not worth a flicker.
 const DELAY: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
+/// How often a bar is drawn in a second, at most.
+const N_DRAWN_PER_S: u8 = 20;
 
 /// The title of a wait.
 const WAITS: &str = "waiting";
@@ -40,7 +43,8 @@ pub(crate) enum Unit {
 
 impl ProgressDisplay {
     pub(crate) fn new(format: Format) -> Self {
-        let is_drawn = format == Format::Text && std::io::stderr().is_terminal();
+        let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+        let is_drawn = format == Format::Text && std::io::stderr().is_terminal() && !is_dumb;
         Self { is_drawn, delay: DELAY, bar: Mutex::new(None) }
     }
 
@@ -138,7 +142,8 @@ impl Bar {
 
     fn draw_if_due(&self) {
         if self.bar.is_hidden() && Instant::now() >= self.due {
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+            let screen = Box::new(BarScreen::of_errors());
+            self.bar.set_draw_target(ProgressDrawTarget::term_like_with_hz(screen, N_DRAWN_PER_S));
             self.bar.enable_steady_tick(TICK);
         }
     }

@@ -6,13 +6,15 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tokio::time::timeout;
+use trellis_client::lock::{self, Seen};
+use trellis_client::signs::watched;
 use trellis_client::{Client, DaemonInfo, DeviceInfo, Error, LoadingInfo, ModelInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::info::shown_isolation;
 use super::output::{self, Format, escaped_line};
-use crate::ipc::{Lock, Owner, Phase, Seen, owner_of};
+use crate::ipc::{Owner, Phase, owner_of};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -77,7 +79,7 @@ pub(crate) async fn status(args: StatusArgs, format: Format) -> Result<(), CliEr
         // It is the first on whose socket somebody may listen: a daemon's that is gone may lie there still.
         Err(_) => {
             let sockets = args.socket.candidates();
-            let watched = SocketArgs::watched(&sockets).find(|path| path.exists());
+            let watched = watched(&sockets).find(|path| path.exists());
             not_greeted(watched.or_else(|| sockets.iter().find(|path| path.exists())).cloned())
         }
     };
@@ -108,7 +110,7 @@ fn not_greeted(socket: Option<PathBuf>) -> Status {
         (Some(Phase::Ending), _) => DRAINING,
         (Some(Phase::Starting(_)), _) => STARTING,
         // It does not say how far it is to every user.
-        (None, Some(socket)) if matches!(Lock::look(socket), Seen::Closed) => SILENT,
+        (None, Some(socket)) if matches!(lock::look(socket), Seen::Closed) => SILENT,
         (None, _) => STARTING,
     };
     silent(state, socket)

@@ -33,7 +33,7 @@ pub(crate) struct StopArgs {
     /// The guest's number
     #[arg(value_parser = guest_number)]
     guest_id: Option<u64>,
-    /// Stop the daemon
+    /// Stop the daemon; one that waits for what it is at is gone within a second
     #[arg(long)]
     daemon: bool,
     #[command(flatten)]

@@ -51,7 +51,11 @@ pub(crate) async fn watch(
                     continue;
                 }
                 // A daemon that is gone may be there again.
-                if let CliError::Client(_) | CliError::NotBegun(_) | CliError::Silent { .. } = error {
+                if let CliError::Client(_)
+                | CliError::NotBegun(_)
+                | CliError::Silent { .. }
+                | CliError::Failing { .. } = error
+                {
                     home = None;
                 }
             }

@@ -23,6 +23,14 @@ pub struct ClassLimits {
     pub host_bytes: Option<u64>,
     /// Guests that each user of the class runs at once, in the place of `limits.n_guests_per_user`.
     pub n_guests: Option<u32>,
+    /// Detached guests that each user of the class runs at once, in the place of `sessions.n_detached`.
+    pub n_detached: Option<u32>,
+    /// Connections that each user of the class has at once, in the place of `sessions.n_connections`. No user has more than the
+    /// daemon's file descriptors leave to it.
+    pub n_connections: Option<u32>,
+    /// Bytes on disk of what each user of the class has saved, in the place of `saved_disk_bytes_per_user`; of all users together no
+    /// more than `saved_disk_bytes`. Where less than before is left to a user, what was used longest ago goes when something is saved.
+    pub saved_disk_bytes: Option<u64>,
 }
 
 impl ClassLimits {
@@ -38,13 +46,17 @@ impl ClassLimits {
 
     /// Those that are set, by the names of their fields, each with the name of the limit in the place of which it holds.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-        let Self { n_tokens, n_pages, n_contexts, host_bytes, n_guests } = *self;
+        let Self { n_tokens, n_pages, n_contexts, host_bytes, .. } = *self;
+        let Self { n_guests, n_detached, n_connections, saved_disk_bytes, .. } = *self;
         let all = [
             ("n_tokens", "budgets.user.n_tokens", n_tokens),
             ("n_pages", "budgets.user.n_pages", n_pages),
             ("n_contexts", "budgets.user.n_contexts", n_contexts),
             ("host_bytes", "budgets.user.host_bytes", host_bytes),
             ("n_guests", "limits.n_guests_per_user", n_guests.map(u64::from)),
+            ("n_detached", "sessions.n_detached", n_detached.map(u64::from)),
+            ("n_connections", "sessions.n_connections", n_connections.map(u64::from)),
+            ("saved_disk_bytes", "saved_disk_bytes_per_user", saved_disk_bytes),
         ];
         all.into_iter().filter_map(|(field, limit, most)| Some((field, limit, most?)))
     }
@@ -63,6 +75,9 @@ impl ClassLimits {
             n_contexts: least(self.n_contexts, other.n_contexts),
             host_bytes: least(self.host_bytes, other.host_bytes),
             n_guests: least(self.n_guests, other.n_guests),
+            n_detached: least(self.n_detached, other.n_detached),
+            n_connections: least(self.n_connections, other.n_connections),
+            saved_disk_bytes: least(self.saved_disk_bytes, other.saved_disk_bytes),
         }
     }
 }
@@ -83,10 +98,13 @@ mod tests {
         let less: ClassLimits = toml::from_str("n_pages = 8\nn_contexts = 7").expect("valid");
         let both: ClassLimits = toml::from_str("n_pages = 8\nn_contexts = 7\nn_guests = 5").expect("valid");
         assert_eq!((limits.least(&less), less.least(&limits)), (both, both));
-        let every: ClassLimits =
-            toml::from_str("n_tokens = 1\nn_pages = 1\nn_contexts = 1\nhost_bytes = 1\nn_guests = 1")
-                .expect("valid");
+        let of_each = |most: u64| -> ClassLimits {
+            let fields = ClassLimits::FIELD_NAMES.iter().map(|field| format!("{field} = {most}\n"));
+            toml::from_str(&fields.collect::<String>()).expect("valid")
+        };
+        let (every, more) = (of_each(1), of_each(2));
         let names: Vec<&str> = every.named().map(|(field, ..)| field).collect();
         assert_eq!(names, ClassLimits::FIELD_NAMES, "each is shown");
+        assert_eq!((every.least(&more), more.least(&every)), (every, every));
     }
 }

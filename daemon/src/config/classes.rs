@@ -85,6 +85,12 @@ pub enum WrongClass {
         /// Its rank.
         rank: u8,
     },
+    /// Users who could never come.
+    #[error("classes.{class}.limits.n_connections is 0, expected at least 1")]
+    NoConnections {
+        /// The class.
+        class: String,
+    },
     /// Members of the class of those who are in no other.
     #[error("classes.default.{field} is set: in this class is whoever is in no other")]
     MembersOfDefault {
@@ -99,13 +105,16 @@ pub enum WrongClass {
 /// A number is outside its range, or the class of those in no other has members.
 pub(crate) fn check(classes: &ClassTable) -> Result<(), WrongClass> {
     for (class, settings) in classes {
-        let ClassSettings { users, groups, share, rank, limits: _ } = settings;
+        let ClassSettings { users, groups, share, rank, limits } = settings;
         let (class, share, rank) = (class.clone(), *share, *rank);
         if !SHARES.contains(&share) {
             return Err(WrongClass::Share { class, share });
         }
         if !RANKS.contains(&rank) {
             return Err(WrongClass::Rank { class, rank });
+        }
+        if limits.n_connections == Some(0) {
+            return Err(WrongClass::NoConnections { class });
         }
         for (field, members) in [("users", users), ("groups", groups)] {
             if class == DEFAULT_CLASS && !members.is_empty() {
@@ -132,6 +141,7 @@ mod tests {
             ("[a]\nshare = 0", "classes.a.share is 0, expected 1 to 100"),
             ("[a]\nshare = 101", "classes.a.share is 101, expected 1 to 100"),
             ("[b]\nrank = 101", "classes.b.rank is 101, expected 0 to 100"),
+            ("[c.limits]\nn_connections = 0", "classes.c.limits.n_connections is 0, expected at least 1"),
             (
                 "[default]\nusers = ['ada']",
                 "classes.default.users is set: in this class is whoever is in no other",

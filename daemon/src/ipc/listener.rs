@@ -12,6 +12,7 @@ use interprocess::os::unix::local_socket::ListenerOptionsExt;
 use interprocess::os::unix::uds_local_socket as uds;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use trellis_client::lock;
 
 use super::accepted::Accepted;
 use super::lock::{Lock, LockError, StartNote};
@@ -347,7 +348,7 @@ fn take_lock(path: &Path) -> Result<Lock, BindError> {
 fn not_locked(path: &Path, error: LockError) -> BindError {
     match error {
         LockError::Held { pid } => BindError::AlreadyRunning { path: path.to_owned(), pid },
-        LockError::Io(source) => BindError::Io { action: "lock", path: Lock::path(path), source },
+        LockError::Io(source) => BindError::Io { action: "lock", path: lock::path(path), source },
     }
 }
 

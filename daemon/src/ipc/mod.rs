@@ -17,6 +17,8 @@ pub use accepted::{Accepted, Peer};
 pub use hand_over::HandOver;
 pub(crate) use listener::HandedSocket;
 pub use listener::{BindError, Listener};
-pub(crate) use lock::{Lock, Seen};
-pub use lock::{Owner, Phase, StartNote, owner_of};
+#[cfg(test)]
+pub(crate) use lock::Lock;
+pub use lock::StartNote;
 pub use serve::run;
+pub use trellis_client::lock::{Owner, Phase, owner_of};

@@ -8,10 +8,11 @@ use futures_util::future::join_all;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use trellis_client::lock;
 use trellis_client::{Client, Error, ErrorCode, Event, Lost, Program, StartOptions};
 
 use super::listener::Place;
-use super::{BindError, HandOver, Listener, Lock, Phase, owner_of, run};
+use super::{BindError, HandOver, Listener, Phase, owner_of, run};
 use crate::guest::GuestLimits;
 use crate::session::tests::fake::Fake;
 use crate::session::{Actor, SessionLimits, Sessions};
@@ -117,7 +118,7 @@ async fn who_waits_at_a_lent_socket_sees_that_the_daemon_before_goes_on() {
     let draining = tokio::spawn(async move { sessions.drain().await });
     let phase = || owner_of(&path).map(|owner| owner.phase);
     in_time("it says that it ends", || phase() == Some(Phase::Ending)).await;
-    let written = || fs::metadata(Lock::path(&path)).unwrap().modified().unwrap();
+    let written = || fs::metadata(lock::path(&path)).unwrap().modified().unwrap();
     for _ in 0..2 {
         let before = written();
         in_time("it says so again", || written() != before).await;

@@ -51,7 +51,7 @@ pub(crate) struct Keeper {
     actor: ActorId,
     numbers: Numbers,
     limits: Arc<GuestLimits>,
-    /// What its guests borrow from.
+    /// What its guests borrow from: without guests the only hold on the user's account, as [`Accounts`](crate::accounts::Accounts) counts.
     user: Arc<Account>,
     models: Models,
     outgoing: Arc<Outgoing>,

@@ -110,6 +110,7 @@ pub(crate) fn set_class(
     for idx in 0..limits.len() {
         let around = match limits[idx].name.as_str() {
             "limits.n_guests_per_user" => "limits.n_guests".to_owned(),
+            "saved_disk_bytes_per_user" => "saved_disk_bytes".to_owned(),
             name => name.replace("budgets.user.", "budgets.daemon."),
         };
         let around = limits.iter().find(|limit| limit.name == around).and_then(|limit| limit.value);
@@ -273,6 +274,8 @@ mod tests {
         set_class(&mut limits, config.host_bytes(12 << 30), |name, most| match name {
             "budgets.user.n_contexts" => Some(90),
             "limits.n_guests_per_user" => Some(most / 2),
+            "sessions.n_detached" | "sessions.n_connections" => Some(7),
+            "saved_disk_bytes_per_user" => Some(u64::MAX),
             _ => None,
         });
         let seen = |name: &str| {
@@ -281,6 +284,13 @@ mod tests {
         };
         assert_eq!(seen("budgets.user.n_contexts"), (Some(50), Source::Class));
         assert_eq!(seen("limits.n_guests_per_user"), (Some(64), Source::Class));
+        assert_eq!(seen("sessions.n_detached"), (Some(7), Source::Class));
+        assert_eq!(seen("sessions.n_connections"), (Some(7), Source::Class));
+        assert_eq!(
+            seen("saved_disk_bytes_per_user"),
+            (Some(config.saved_disk_bytes), Source::Class),
+            "no more than all users together have"
+        );
         assert_eq!(seen("budgets.daemon.n_contexts"), (Some(50), Source::File));
         assert_eq!(seen("budgets.user.n_pages").1, Source::Default);
     }

@@ -13,6 +13,7 @@ use trellis_engine::{Archive, Kept, SavedContext, SavedName, Taken, Wanted};
 
 use super::Store;
 use super::file::ModelKind;
+use crate::accounts::Accounts;
 use crate::bundled;
 
 /// Users that are served at once: one with a slow disk to itself does not keep all others waiting.
@@ -178,6 +179,11 @@ impl Keepers {
             queues = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+
+    /// Says whose classes say how much a user may have on disk.
+    pub(crate) fn set_accounts(&self, accounts: &Arc<Accounts>) {
+        self.shared.store.set_accounts(accounts);
     }
 
     /// Bytes of files: of a user, or of all.

@@ -8,13 +8,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::SystemTime;
 
 use trellis_engine::account::{Account, ActorId, HostCharge};
 use trellis_engine::{SavedContext, SavedName};
 
 use super::file::{HEAD_BYTES_MAX, Head, ModelKind, ReadError, Seal};
+use crate::accounts::Accounts;
 use crate::files::{discard, is_full, open, replace, sync_folder, write_whole};
 use crate::guest::make_private;
 
@@ -26,6 +27,8 @@ const TEMPORARY: &str = "tmp";
 pub(crate) struct Store {
     dir: PathBuf,
     limits: StoreLimits,
+    /// Of those users, whose classes may say how much each may have.
+    accounts: OnceLock<Weak<Accounts>>,
     n_temporary: AtomicU64,
     /// The folder, locked as one that is in use: daemons of a user may share it.
     in_use: OnceLock<fs::File>,
@@ -51,7 +54,8 @@ struct Found {
 impl Store {
     /// The store in a folder, which is made with the first file.
     pub(crate) fn new(dir: PathBuf, limits: StoreLimits) -> Self {
-        let store = Self { dir, limits, n_temporary: AtomicU64::new(0), in_use: OnceLock::new() };
+        let (accounts, in_use) = (OnceLock::new(), OnceLock::new());
+        let store = Self { dir, limits, accounts, n_temporary: AtomicU64::new(0), in_use };
         // Left behind by a daemon that was killed, unless another is there that may be writing it.
         if let Ok(folder) = fs::File::open(&store.dir)
             && folder.try_lock().is_ok()
@@ -62,6 +66,20 @@ impl Store {
         }
         store.note_in_use();
         store
+    }
+
+    /// Says whose classes say how much each user may have; without that each has as much as another.
+    pub(crate) fn set_accounts(&self, accounts: &Arc<Accounts>) {
+        // A daemon has one of them.
+        let _ = self.accounts.set(Arc::downgrade(accounts));
+    }
+
+    /// Bytes that a user may have.
+    fn limit_of(&self, actor: ActorId) -> u64 {
+        let StoreLimits { of_user, of_all } = self.limits;
+        let accounts = self.accounts.get().and_then(Weak::upgrade);
+        let own = accounts.map(|accounts| accounts.limit_of(actor, "saved_disk_bytes_per_user", of_user));
+        own.unwrap_or(of_user).min(of_all)
     }
 
     /// Locks the folder for as long as the store is there, if it is there itself.
@@ -118,7 +136,7 @@ impl Store {
         let mut head =
             Head { uid: name.actor.0, name: name.name.clone(), of: kind.clone(), context: head.clone() };
         let mut kv = kv.as_slice();
-        let most = self.limits.of_user.min(self.limits.of_all);
+        let most = self.limit_of(name.actor);
         let n_bytes = |encoded: &[u8], kv: &[u8]| (encoded.len() + kv.len() + blake3::OUT_LEN) as u64;
         let mut encoded = head.encode();
         if n_bytes(&encoded, kv) > most || head.kv_bytes() != Some(kv.len() as u64) {
@@ -179,7 +197,7 @@ impl Store {
         let of = |folder: &Path| -> Vec<Found> { files(folder, EXTENSION).collect() };
         let sum = |found: &[Found]| found.iter().map(|found| found.n_bytes).sum::<u64>();
         let own = of(&self.folder(actor));
-        let n_over = sum(&own).saturating_sub(self.limits.of_user);
+        let n_over = sum(&own).saturating_sub(self.limit_of(actor));
         give_up(own.into_iter().filter(|found| found.path != newest).collect(), n_over);
         let mut users: Vec<Vec<Found>> = self.users().iter().map(|folder| of(folder)).collect();
         let mut n_over = users.iter().map(|found| sum(found)).sum::<u64>().saturating_sub(self.limits.of_all);

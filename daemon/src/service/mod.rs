@@ -105,6 +105,9 @@ impl HostService {
         let Parts { host, loader, guests_dir, accounts, permissions, reload, upgrade, shutdown, started } =
             parts;
         host.set_accounts(&accounts);
+        if let Some(keepers) = loader.keepers() {
+            keepers.set_accounts(&accounts);
+        }
         Self {
             components: Arc::new(Components::new(4 * host.limits().component_bytes)),
             registry: Registry::new(guests_dir, host.limits().component_bytes as u64),
@@ -574,6 +577,11 @@ impl Service for HostService {
         let class = self.accounts.class_of(actor).await;
         self.n_sessions.fetch_add(1, Ordering::Relaxed);
         self.accounts.begin_session(ActorId(actor.uid), SessionId(session_id), class)
+    }
+
+    fn limit_of(&self, actor: Actor, name: &'static str, most: usize) -> usize {
+        let limit = self.accounts.limit_of(ActorId(actor.uid), name, most as u64);
+        usize::try_from(limit).unwrap_or(usize::MAX)
     }
 
     fn session_ended(&self, session_id: u64) {

@@ -31,6 +31,15 @@ pub(crate) struct Quota {
 pub(crate) struct QuotaPermit {
     quota: Arc<Quota>,
     uid: u32,
+    /// How many the user had, with this one.
+    n: usize,
+}
+
+impl QuotaPermit {
+    /// How many the user had when it took this one, with this one.
+    pub(crate) fn n(&self) -> usize {
+        self.n
+    }
 }
 
 impl Quota {
@@ -40,13 +49,18 @@ impl Quota {
 
     /// One more for the actor, unless it has all that it may have.
     pub(crate) fn take(self: &Arc<Self>, actor: Actor) -> Option<QuotaPermit> {
+        self.take_of(actor, self.n_max.load(Ordering::Relaxed))
+    }
+
+    /// As [`Self::take`], for an actor that may have so many, whatever others may.
+    pub(crate) fn take_of(self: &Arc<Self>, actor: Actor, n_max: usize) -> Option<QuotaPermit> {
         let mut n_by_uid = self.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
-        let n = n_by_uid.entry(actor.uid).or_insert(0);
-        if *n >= self.n_max.load(Ordering::Relaxed) {
+        let n = n_by_uid.get(&actor.uid).copied().unwrap_or(0) + 1;
+        if n > n_max {
             return None;
         }
-        *n += 1;
-        Some(QuotaPermit { quota: self.clone(), uid: actor.uid })
+        n_by_uid.insert(actor.uid, n);
+        Some(QuotaPermit { quota: self.clone(), uid: actor.uid, n })
     }
 
     /// How many the actor has, and all together.
@@ -93,8 +107,10 @@ mod tests {
         drop(permits);
         let one = quota.take(a);
         assert!(one.is_some() && quota.take(a).is_none() && quota.n_max() == 1);
-        drop((one, of_b));
-        assert!(quota.take(a).is_some());
+        let another = quota.take_of(a, 2).expect("it may have more than others");
+        assert_eq!((another.n(), quota.take_of(b, 1).is_none()), (2, true));
+        drop((one, another, of_b));
+        assert!(quota.take(a).is_some() && quota.take_of(a, 0).is_none());
         assert!(quota.n_by_uid.lock().unwrap().is_empty());
     }
 }

@@ -187,6 +187,12 @@ pub trait Service: Send + Sync + 'static {
     /// it is charged to the account that this returns.
     fn session_began(&self, actor: Actor, session_id: u64) -> impl Future<Output = Arc<Account>> + Send;
 
+    /// How much of the limit of this name a user has where each user has `most`: more or less where a class says so that the user is known to
+    /// be in, as it is once a session of its has begun.
+    fn limit_of(&self, _actor: Actor, _name: &'static str, most: usize) -> usize {
+        most
+    }
+
     /// A connection has ended, and all its guests with it; or a detached guest has. A start that was dropped may still be on its way to its
     /// next await.
     fn session_ended(&self, _session_id: u64) {}

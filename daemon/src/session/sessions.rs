@@ -228,6 +228,13 @@ impl<S: Service> Sessions<S> {
         let _ = tokio::time::timeout_at(until, self.work.wait()).await;
     }
 
+    /// Of a daemon that drains, or has, nothing is waited for any more, however much is left of that time.
+    pub(crate) fn cut_short(&self) {
+        if self.is_draining() {
+            self.ends_by.note_end();
+        }
+    }
+
     /// By when what is left at the end has to be over.
     pub(crate) fn ends_by(&self) -> &EndsBy {
         &self.ends_by
@@ -261,8 +268,14 @@ impl<S: Service> Sessions<S> {
     {
         let (reader, mut writer) = tokio::io::split(stream);
         let limits = self.limits();
-        let Some(_permit) = self.connections.take(actor) else {
-            let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
+        let n_max = || {
+            let most = usize::try_from(self.connections.n_max()).unwrap_or(usize::MAX);
+            self.service.limit_of(actor, "sessions.n_connections", most)
+        };
+        let too_many = |limit| SessionError::TooManyConnections { uid: actor.uid, limit: limit as u64 };
+        let n_max_so_far = n_max();
+        let Some(permit) = self.connections.take_of(actor, n_max_so_far) else {
+            let error = too_many(n_max_so_far);
             // The runtime may not know yet that there is room for these few bytes.
             let words = last_words(error.to_body());
             let _ = tokio::time::timeout(limits.hello_time(), writer.write_all(&words)).await;
@@ -301,6 +314,13 @@ impl<S: Service> Sessions<S> {
         let session_id = self.next_id();
         let account = self.service.session_began(actor, session_id).await;
         let _ended = Ended { service: &*self.service, session_id };
+        // Of a user that comes for the first time its class is known by now.
+        if permit.n() > n_max() {
+            let error = too_many(n_max());
+            let fault = say_fault(&mut writer, error.to_body());
+            let _ = tokio::time::timeout(limits.hello_time(), fault).await;
+            return Err(error);
+        }
         let shutdown_of_guests = shutdown.clone();
         let client =
             ConnectedClient { actor, version, session_id, frame_bytes_max, shutdown: shutdown_of_guests };
@@ -335,10 +355,17 @@ where
     W: AsyncWrite + Unpin,
 {
     Hello::ours().write(writer).await?;
-    if let Some(error) = error {
-        let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
-        frames.push(&ServerMessage::Fault { error })?;
-        frames.write(writer).await?;
+    match error {
+        Some(error) => say_fault(writer, error).await,
+        None => Ok(()),
     }
-    Ok(())
+}
+
+async fn say_fault<W>(writer: &mut W, error: ErrorBody) -> Result<(), WireError>
+where
+    W: AsyncWrite + Unpin,
+{
+    let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
+    frames.push(&ServerMessage::Fault { error })?;
+    frames.write(writer).await
 }

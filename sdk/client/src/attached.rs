@@ -1,5 +1,6 @@
 //! Guests that go on without their connection, and reading them.
 
+use std::path::Path;
 use std::time::Duration;
 
 use trellis_wire::{ACKNOWLEDGED_BYTES, Attach, Call, ClientMessage, ErrorCode, Event, GuestUsage};
@@ -92,6 +93,11 @@ pub struct Attached {
 }
 
 impl Attached {
+    /// The socket of its connection; none where the daemon is reached otherwise.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.client.socket()
+    }
+
     /// The next event; `None` after the guest's end. An error is the last item. What was returned before is taken care of: the
     /// daemon comes to hear that it need not keep it. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {

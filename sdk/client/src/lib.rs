@@ -29,10 +29,14 @@ mod client;
 mod connection;
 mod error;
 mod guest;
+mod holder;
 mod launch;
+pub mod lock;
 mod program;
 mod resumed;
+pub mod signs;
 pub mod socket;
+mod starts;
 mod upload;
 
 pub use attached::Attached;

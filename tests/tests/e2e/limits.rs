@@ -297,7 +297,7 @@ fn user_of_a_class(isolation: &str) {
     let with_class = |n_guests: u32| {
         format!(
             "{}[classes.few]\nusers = [{uid}]\n[classes.few.limits]\nn_guests = {n_guests}\nn_contexts = 3\n\
-             [classes.others.limits]\nn_pages = 7\n",
+             n_detached = 1\nn_connections = 9\nsaved_disk_bytes = 5000\n[classes.others.limits]\nn_pages = 7\n",
             settings().replace("isolation = 'thread'", &format!("isolation = '{isolation}'"))
         )
     };
@@ -311,7 +311,12 @@ fn user_of_a_class(isolation: &str) {
     assert_eq!(seen("budgets.user.n_contexts"), (Some(3), Some("class".to_owned())));
     assert_eq!(seen("budgets.user.n_pages"), (Some(65_536), Some("default".to_owned())), "of another class");
     let info = said(&output(&mut served.trellis(&["info"])));
-    assert!(info.contains("few, a share of 1, rank 0, n_contexts 3, n_guests 1"), "{info}");
+    let of_class = "n_connections 9, n_contexts 3, n_detached 1, n_guests 1, saved_disk_bytes 5000";
+    assert!(info.contains(&format!("few, a share of 1, rank 0, {of_class}")), "{info}");
+    let of_class = |most| (Some(most), Some("class".to_owned()));
+    assert_eq!(seen("sessions.n_detached"), of_class(1));
+    assert_eq!(seen("sessions.n_connections"), of_class(9));
+    assert_eq!(seen("saved_disk_bytes_per_user"), of_class(5000));
 
     block_on(async {
         let client = Client::connect_to(&served.socket()).await.expect("connected");

@@ -13,10 +13,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use trellis::config::Config;
+use trellis::daemon::{Daemon, Seams};
+use trellis::ipc::Listener;
 use trellis::session::SessionLimits;
 use trellis_client::{Client, Guest, Program};
 use trellis_tests::daemons::{self, Served, collect, run, started, with};
 use trellis_tests::engines::block_on;
+use trellis_tests::faulty::{Fault, Faults};
 use trellis_tests::guests;
 
 use crate::exe;
@@ -186,8 +189,8 @@ impl AsyncWrite for Stalling {
 }
 
 /// A client that reads nothing any more of guests which send without end.
-async fn deaf(served: &Served) -> (Client, Vec<Guest>) {
-    let stream = UnixStream::connect(served.socket()).await.expect("connected");
+async fn deaf(socket: &Path) -> (Client, Vec<Guest>) {
+    let stream = UnixStream::connect(socket).await.expect("connected");
     let is_stalled = Arc::<AtomicBool>::default();
     let deaf = Client::over(Stalling { stream, is_stalled: is_stalled.clone() }).await.expect("a daemon");
     let mut floods = vec![start(&deaf, "flood-text").await];
@@ -209,7 +212,7 @@ fn streams_end_with_a_reason_inside_the_time_of_a_drain_whoever_does_not_read() 
     const DRAIN: Duration = Duration::from_secs(3);
     let mut served = draining(DRAIN.as_millis() as u64);
     let ended = block_on(async {
-        let deaf = deaf(&served).await;
+        let deaf = deaf(&served.socket()).await;
         let client = Client::connect_to(&served.socket()).await.expect("connected");
         // One that nobody reads.
         let program = Program::wasm(guests::hostile());
@@ -236,20 +239,77 @@ fn streams_end_with_a_reason_inside_the_time_of_a_drain_whoever_does_not_read() 
     assert!(ended < DRAIN + BEYOND, "{ended:?}");
 }
 
+/// How a daemon is told in the middle of its drain that it is to end at once.
+#[derive(Clone, Copy, Debug)]
+enum Again {
+    Signal,
+    /// By `trellis stop --daemon`.
+    Client,
+}
+
 #[test]
-fn a_second_signal_has_the_daemon_gone_soon_whoever_does_not_read() {
-    let mut served = draining(600_000);
+fn who_is_told_again_in_a_drain_is_gone_soon_whoever_does_not_read() {
+    for again in [Again::Signal, Again::Client] {
+        let mut served = draining(600_000);
+        let took = block_on(async {
+            let deaf = deaf(&served.socket()).await;
+            let client = Client::connect_to(&served.socket()).await.expect("connected");
+            signal(&served, Signal::TERM);
+            until_it_takes_on_nothing(&client).await;
+            let begun = Instant::now();
+            match again {
+                Again::Signal => signal(&served, Signal::TERM),
+                Again::Client => {
+                    let stopped = daemons::output(&mut served.trellis(&["stop", "--daemon"]));
+                    assert!(stopped.status.success(), "{stopped:?}");
+                }
+            }
+            let status = tokio::task::spawn_blocking(move || served.wait()).await.expect("no panic");
+            drop(deaf);
+            assert_eq!(status.code(), Some(0), "{again:?}");
+            begun.elapsed()
+        });
+        assert!(took < BEYOND, "{again:?}: {took:?}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_in_a_drain_has_the_daemon_gone_soon_whoever_does_not_read() {
+    const DRAIN_MS: u64 = 600_000;
+    let faults = Faults::default();
+    let config = daemons::config(exe());
+    let sessions = SessionLimits { drain_ms: DRAIN_MS, ..config.sessions };
+    let seams = Seams { wrap: Some(faults.of_model("tiny")), ..Seams::default() };
+    let config = Config { sessions, ..config };
+    let daemon = Arc::new(Daemon::start_with(&config, seams, &|_| {}).expect("it starts"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("trellis.sock");
     let took = block_on(async {
-        let deaf = deaf(&served).await;
-        let client = Client::connect_to(&served.socket()).await.expect("connected");
-        signal(&served, Signal::TERM);
-        until_it_takes_on_nothing(&client).await;
+        let listener = Listener::bind(&path, 0o700).expect("a free place");
+        let serving = tokio::spawn({
+            let daemon = daemon.clone();
+            async move { daemon.serve(listener).await }
+        });
+        let deaf = deaf(&path).await;
+        // It computes all the time.
+        let client = Client::connect_to(&path).await.expect("connected");
+        let computes = start(&client, "endless").await;
+        let draining = tokio::spawn({
+            let daemon = daemon.clone();
+            async move { daemon.drain().await }
+        });
+        daemons::until("it drains", async || {
+            client.info().await.is_ok_and(|info| info.state.as_deref() == Some("draining"))
+        })
+        .await;
         let begun = Instant::now();
-        signal(&served, Signal::TERM);
-        let status = tokio::task::spawn_blocking(move || served.wait()).await.expect("no panic");
-        drop(deaf);
-        assert_eq!(status.code(), Some(0));
-        begun.elapsed()
+        faults.inject(0, 1, Fault::Device);
+        let failure = serving.await.expect("no panic").expect_err("its device has failed");
+        assert!(failure.to_string().contains("injected"), "{failure}");
+        draining.await.expect("no panic");
+        let took = begun.elapsed();
+        drop((deaf, computes));
+        took
     });
     assert!(took < BEYOND, "{took:?}");
 }

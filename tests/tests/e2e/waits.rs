@@ -346,7 +346,8 @@ fn a_conversation_goes_on_with_the_next_program() {
     terminal.line("What is 37 + 48?");
     terminal.until("it waits", |screen| screen.contains("waiting for the daemon: loading tiny"));
     terminal.press(&["C-c"]);
-    terminal.ends_with(&["\n>>>"]);
+    let screen = terminal.ends_with(&["\n>>>"]);
+    assert!(!screen.contains("waiting for the daemon: loading"), "{screen}");
     desk.go_on();
     terminal.line("What is 37 + 48?");
     terminal.ends_with(&["85", ">>>"]);

@@ -68,14 +68,16 @@ impl Cells {
             return Vec::new();
         }
         let (first, last) = (self.cell_of(indices.start), self.cell_of(indices.end - 1));
-        for (page_idx, bits) in
-            self.live.iter_mut().enumerate().take(last / PAGE_LEN + 1).skip(first / PAGE_LEN)
-        {
+        let touched = first / PAGE_LEN..last / PAGE_LEN + 1;
+        for page_idx in touched.clone() {
             let page = page_idx * PAGE_LEN;
-            *bits &= !bits_within(first.saturating_sub(page), (last + 1 - page).min(PAGE_LEN));
+            self.live[page_idx] &= !bits_within(first.saturating_sub(page), (last + 1 - page).min(PAGE_LEN));
         }
-        let gone: Vec<usize> = (0..self.live.len()).filter(|&page_idx| self.live[page_idx] == 0).collect();
-        self.live.retain(|&bits| bits != 0);
+        // All other pages have some, and of those the ones between the first and the last have none.
+        let gone: Vec<usize> = touched.filter(|&page_idx| self.live[page_idx] == 0).collect();
+        if let (Some(&first), Some(&last)) = (gone.first(), gone.last()) {
+            self.live.drain(first..=last);
+        }
         self.close();
         gone
     }
@@ -159,6 +161,11 @@ mod tests {
         assert_eq!(cells.hide(4..5), [1]);
         cells.truncate(0);
         assert_eq!(cells, Cells::default());
+        let mut long = Cells::whole(101);
+        assert_eq!(long.hide(4..90), [1, 2, 3, 4], "of the first and the last some are left");
+        assert_eq!((long.live(), long.n_within(9)), (&[0b1111, 0xfc00, 0x1f][..], 15));
+        assert_eq!(long.hide(0..10), [0, 1]);
+        assert_eq!((long.live(), long.open()), (&[0x1f][..], 5));
     }
 
     #[test]

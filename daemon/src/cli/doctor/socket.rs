@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
+use trellis_client::lock::{self, Seen};
 use trellis_client::socket::{candidates, default_socket};
 use trellis_client::{Client, Error};
 
 use super::finding::{Check, Code, Finding};
 use crate::cli::access::{Identity, Wanted};
-use crate::ipc::{Lock, Owner, Phase, Seen, owner_of};
+use crate::ipc::{Owner, Phase, owner_of};
 
 /// A daemon that has not answered for so long has much to do, or hangs.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -68,7 +69,7 @@ pub(super) async fn check(told: Option<&Path>, who: &Identity, patience: Duratio
                 Finding::note(Code::DaemonSilent, said, "wait; `trellis status` says how far it is");
             check.findings.push(finding.with(path.display().to_string()));
         } else {
-            check.findings.extend(finding_of(&path, &reached, &Lock::look(&path), who, patience));
+            check.findings.extend(finding_of(&path, &reached, &lock::look(&path), who, patience));
         }
         if is_there {
             check.said = String::new();
@@ -135,7 +136,7 @@ fn finding_of(
     who: &Identity,
     patience: Duration,
 ) -> Option<Finding> {
-    let lock_path = Lock::path(path);
+    let lock_path = lock::path(path);
     let finding = match (reached, lock) {
         (Reached::Nothing | Reached::Abandoned, Seen::Held { pid }) => {
             let what = match reached {
@@ -266,8 +267,8 @@ mod tests {
 
     /// As a daemon of this process number holds it.
     fn held(socket: &Path, pid: &str) -> File {
-        fs::write(Lock::path(socket), pid).expect("written");
-        let lock = File::open(Lock::path(socket)).expect("it is there");
+        fs::write(lock::path(socket), pid).expect("written");
+        let lock = File::open(lock::path(socket)).expect("it is there");
         lock.lock().expect("nobody has it");
         lock
     }
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!((check.findings.as_slice(), check.said.as_str()), (&[][..], "no daemon is running"));
         assert_eq!(daemon, Daemon::Absent);
         // A lock stays behind every daemon that has ended.
-        fs::write(Lock::path(&socket), "1\n").expect("written");
+        fs::write(lock::path(&socket), "1\n").expect("written");
         assert_eq!(found(&socket).await.0.findings, []);
     }
 
@@ -289,7 +290,7 @@ mod tests {
         drop(UnixListener::bind(&socket).expect("bound"));
         let (check, _) = found(&socket).await;
         assert_eq!((only(&check).code, only(&check).is_problem()), (Code::StaleSocket, false));
-        fs::write(Lock::path(&socket), "4194000\n").expect("written");
+        fs::write(lock::path(&socket), "4194000\n").expect("written");
         let (check, _) = found(&socket).await;
         assert_eq!((only(&check).code, only(&check).is_problem()), (Code::StaleLock, false));
         assert!(only(&check).said.contains("process 4194000"), "{check:?}");

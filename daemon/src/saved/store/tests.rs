@@ -2,10 +2,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use trellis_engine::account::{Account, ActorId, Budget, Resource};
+use futures_util::FutureExt as _;
+use trellis_engine::account::{Account, ActorId, Budget, Resource, SessionId};
 use trellis_engine::backend::PAGE_LEN;
 
 use super::*;
+use crate::classes::Classes;
+use crate::config::Budgets;
+use crate::session::Actor;
 
 const PAGE_BYTES: u64 = 1024;
 const MIB: u64 = 1 << 20;
@@ -50,6 +54,37 @@ fn store(of_user: u64, of_all: u64) -> (Store, tempfile::TempDir) {
 fn date(store: &Store, name: &SavedName, used_s: u64) {
     let file = fs::File::options().append(true).open(store.path("tiny", name)).expect("a file");
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used_s)).expect("dated");
+}
+
+#[test]
+fn a_user_of_a_class_has_what_that_says_and_another_what_each_has() {
+    let n_bytes = {
+        let (store, _dir) = store(MIB, MIB);
+        store.put(&kind(), &name(7, "a"), &context(100)).expect("kept")
+    };
+    let (store, _dir) = store(n_bytes, 8 * n_bytes);
+    let of_class = format!("[lab]\nusers = [7]\n[lab.limits]\nsaved_disk_bytes = {}", 3 * n_bytes);
+    let classes = Classes::of(&toml::from_str(&of_class).expect("valid")).expect("there are no names in it");
+    let budgets = Budgets::default();
+    let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(1 << 30, u64::MAX), classes);
+    store.set_accounts(&accounts);
+    let class_of = |uid| accounts.class_of(Actor { uid, gid: 1 }).now_or_never().expect("it is at hand");
+    let n_kept = |uid, n_saved: u64| {
+        for idx in 0..n_saved {
+            store.put(&kind(), &name(uid, &idx.to_string()), &context(100)).expect("kept");
+        }
+        store.n_bytes(Some(ActorId(uid))) / n_bytes
+    };
+    for uid in [7, 8] {
+        accounts.begin_session(ActorId(uid), SessionId(uid.into()), class_of(uid));
+    }
+    assert_eq!([n_kept(7, 5), n_kept(8, 5)], [3, 1]);
+    // What holds for all users together bounds a class as well.
+    let more = of_class.replace(&(3 * n_bytes).to_string(), &(99 * n_bytes).to_string());
+    accounts.set_classes(Classes::of(&toml::from_str(&more).expect("valid")).expect("as before"));
+    accounts.end_session(SessionId(7));
+    accounts.begin_session(ActorId(7), SessionId(9), class_of(7));
+    assert_eq!(n_kept(7, 10), 7, "all but what another has");
 }
 
 #[test]

@@ -60,15 +60,19 @@ impl DetachedGuests {
         self.places.set_n_max(n_max);
     }
 
-    /// A place for one more of this user.
+    /// A place for one more of this user. `limit_of` says how many it may have where each user may have so many.
     ///
     /// # Errors
     /// It has as many as it may have.
-    pub(super) fn place(&self, actor: Actor) -> Result<QuotaPermit, ErrorBody> {
-        let n_max = self.places.n_max();
-        self.places
-            .take(actor)
-            .ok_or_else(|| ErrorBody::over_limit("n_detached", self.places.taken(actor).0 as u64 + 1, n_max))
+    pub(super) fn place(
+        &self,
+        actor: Actor,
+        limit_of: impl FnOnce(usize) -> usize,
+    ) -> Result<QuotaPermit, ErrorBody> {
+        let n_max = limit_of(usize::try_from(self.places.n_max()).unwrap_or(usize::MAX));
+        self.places.take_of(actor, n_max).ok_or_else(|| {
+            ErrorBody::over_limit("n_detached", self.places.taken(actor).0 as u64 + 1, n_max as u64)
+        })
     }
 
     /// What this user has, and all together.

@@ -48,7 +48,8 @@ impl<S: Service> Place<S> {
         actor: Actor,
         limits: &SessionLimits,
     ) -> Result<(Self, HostCharge), ErrorBody> {
-        let permit = sessions.detached.place(actor)?;
+        let limit_of = |most| sessions.service.limit_of(actor, "sessions.n_detached", most);
+        let permit = sessions.detached.place(actor, limit_of)?;
         let (service, session_id) = (sessions.service.clone(), sessions.next_id());
         let account = service.session_began(actor, session_id).await;
         let place = Self { service, session_id, _permit: permit };

@@ -209,6 +209,11 @@ impl Service for Fake {
         accounts.begin_session(ActorId(actor.uid), SessionId(session_id), accounts.class_of(actor).await)
     }
 
+    fn limit_of(&self, actor: Actor, name: &'static str, most: usize) -> usize {
+        let limit = |accounts: &Arc<Accounts>| accounts.limit_of(ActorId(actor.uid), name, most as u64);
+        self.accounts.get().map_or(most, |accounts| limit(accounts) as usize)
+    }
+
     async fn shutdown(&self, _: Actor) -> Result<(), ErrorBody> {
         let denied = || ErrorBody::new(ErrorCode::PermissionDenied, "not you");
         self.shutdown.get().ok_or_else(denied)?.cancel();

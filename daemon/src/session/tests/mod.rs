@@ -2,6 +2,7 @@
 
 mod bounds;
 mod broken;
+mod classes;
 mod clients;
 mod detached;
 pub(crate) mod fake;
@@ -50,8 +51,12 @@ impl World {
     }
 
     fn serve(&self, stream: DuplexStream) -> JoinHandle<Result<(), SessionError>> {
+        self.serve_as(ALICE, stream)
+    }
+
+    fn serve_as(&self, actor: Actor, stream: DuplexStream) -> JoinHandle<Result<(), SessionError>> {
         let (sessions, shutdown) = (self.sessions.clone(), self.shutdown.clone());
-        tokio::spawn(async move { sessions.serve(stream, ALICE, shutdown).await })
+        tokio::spawn(async move { sessions.serve(stream, actor, shutdown).await })
     }
 
     async fn client(&self) -> Client {
@@ -69,8 +74,13 @@ impl World {
     }
 
     fn raw_before_hello(&self) -> Raw {
+        self.raw_of(ALICE)
+    }
+
+    /// The same of this user.
+    fn raw_of(&self, actor: Actor) -> Raw {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
-        let session = self.serve(theirs);
+        let session = self.serve_as(actor, theirs);
         let (reader, writer) = tokio::io::split(ours);
         Raw { reader: Some(reader), frames: None, writer, session }
     }
