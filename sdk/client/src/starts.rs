@@ -38,6 +38,8 @@ impl Look {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Starts {
     last: Option<Last>,
+    /// Whether a process with the lock would be seen: the kernel's list does not name those of other containers.
+    sees_runs: bool,
     n_failed: u32,
 }
 
@@ -67,6 +69,7 @@ impl Starts {
 
     fn note(&mut self, look: Look) {
         let served = look.has_served == Some(true);
+        self.sees_runs |= look.runs.is_some() || look.has_served.is_some();
         let is_first = self.last.is_none();
         let Last { runs, written } = self.last.take().unwrap_or(Last { runs: None, written: look.written });
         let (goes_on, has_failed) = match (&runs, look.runs) {
@@ -75,7 +78,7 @@ impl Starts {
             (Some(run), None) => (false, !run.has_served && !served),
             (None, Some(_)) => (false, false),
             // One that was over between two looks.
-            (None, None) => (false, look.written != written && !served),
+            (None, None) => (false, self.sees_runs && look.written != written && !served),
         };
         self.n_failed += u32::from(has_failed);
         let has_served = goes_on || served || is_first && look.has_served.is_none();
@@ -134,5 +137,7 @@ mod tests {
         assert_eq!(n_failed(&looks[..3]), 0, "the first may have served");
         assert_eq!(n_failed(&looks[..4]), 1);
         assert_eq!(n_failed(&looks), 3);
+        let unseen = [1, 2, 3, 4].map(|written_s| look(None, written_s, None));
+        assert_eq!(n_failed(&unseen), 0, "one that loads, whose process cannot be seen");
     }
 }
