@@ -37,7 +37,7 @@ use crate::service::over_host_bytes;
 const REQUEST_BYTES: usize = 1 << 10;
 
 /// Ends of requests after which other tasks have their turn.
-const N_ENDS_PER_TURN: usize = 16;
+const N_ENDS_PER_TURN: usize = 4;
 
 /// Requests under way that a connection does not pay for: who has used up all memory may still look, and stop what holds it.
 const N_FREE_REQUESTS: usize = 8;

@@ -13,7 +13,7 @@ use super::turns::Turns;
 use crate::thread_time::thread_time;
 
 /// Messages of one client after which other tasks have their turn.
-const N_MESSAGES_PER_TURN: usize = 16;
+const N_MESSAGES_PER_TURN: usize = 8;
 
 /// Bytes after which they have. A value takes a byte at least, and some 25 ns to decode: that makes 25 µs for each connection,
 /// of which a user may have hundreds.

@@ -21,11 +21,7 @@ const N_STORIES: usize = 8;
 /// A daemon that hears of pressure by this pipe.
 fn serve(pipe: &Path) -> Served {
     mkfifoat(CWD, pipe, Mode::RUSR | Mode::WUSR).expect("made");
-    let config = Config {
-        kv_bytes: Some(12 << 20),
-        kv_host_bytes: Some(64 << 20),
-        ..daemons::config(exe())
-    };
+    let config = Config { kv_bytes: Some(12 << 20), kv_host_bytes: Some(64 << 20), ..daemons::config(exe()) };
     Served::start_with(exe(), &config, &[("MEMORY_PRESSURE_WATCH", pipe.to_str().expect("UTF-8"))])
 }
 
