@@ -1,11 +1,27 @@
-//! What fuzzers run beside the public API. Nothing else uses it, and without the feature `fuzzing` it is not there.
+//! What fuzzers and simulations run beside the public API. Nothing else uses it, and without the feature `fuzzing` it is not there.
+
+mod accounts;
+mod disk;
+mod loads;
+mod saved;
 
 use std::io::Cursor;
 
+pub use self::accounts::Accounts;
+pub use self::disk::SimulatedDisk;
+pub use self::loads::{Again, Held, LoadListener, Loads, Machine, ModelNeeds, simulate_blocking};
+pub use self::saved::SavedKeepers;
+
 use crate::recording::{Answer, Broken, Call, Entry, FrameWriter, Head, MAGIC, Reader, write_head};
+use crate::session::{Service, Sessions};
 
 /// Characters that are shown of a value at most, and how long it is.
 const N_SHOWN_MAX: usize = 430;
+
+/// Waits until no detached guest runs any more, or they have taken too long.
+pub async fn detached_ended<S: Service>(sessions: &Sessions<S>) {
+    sessions.detached_ended().await;
+}
 
 /// A recording that was read.
 #[derive(Debug, PartialEq)]
