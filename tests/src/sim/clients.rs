@@ -8,18 +8,30 @@ use tokio::time::Instant;
 use trellis_client::{Client, Error, Event, Program, StartOptions};
 use trellis_wire::ErrorCode;
 
+use super::detached;
+use super::lines::Lines;
 use super::network::{End, Link};
 use super::notes::{Fault, Notes};
-use super::scene::{ClientScene, GiveUp, GuestScene, MODELS, RequestScene, Scene};
+use super::scene::{ClientScene, GiveUp, GuestScene, MODELS, N_CONNECTIONS_ENOUGH, RequestScene, Scene};
 use super::script::{Script, message};
 use super::service::SimService;
 
 /// What a client knows of a scene.
+#[derive(Clone)]
 pub(super) struct Seat {
     pub(super) number: usize,
     pub(super) scene: ClientScene,
     pub(super) link: Link,
+    pub(super) lines: Arc<Lines>,
     pub(super) service: Arc<SimService>,
+}
+
+/// The program that a guest is started from: the component of this name, or a named one.
+pub(super) fn program(component_name: Option<u8>) -> Program {
+    match component_name {
+        Some(name) => Program::wasm(component(name)),
+        None => Program::named("script"),
+    }
 }
 
 /// The bytes of a component of this name.
@@ -32,6 +44,11 @@ impl Seat {
         &self.service.notes
     }
 
+    /// The same client over another connection.
+    pub(super) fn over(&self, link: Link) -> Self {
+        Self { link, ..self.clone() }
+    }
+
     fn all(&self) -> &Scene {
         &self.service.scene
     }
@@ -42,7 +59,7 @@ impl Seat {
         self.link.is_cut()
             || notes.has(Fault::Shutdown)
             || notes.has(Fault::Crash)
-            || self.all().n_connections < self.all().clients.len()
+            || self.all().n_connections < N_CONNECTIONS_ENOUGH
     }
 
     /// Whether a request may end so, whose client did this with it.
@@ -58,7 +75,7 @@ impl Seat {
             ErrorCode::DeviceFailed => notes.has(Fault::Device) || self.may_fail_for_good(),
             ErrorCode::EngineFailed => self.may_fail_for_good(),
             ErrorCode::BudgetExceeded => notes.has(Fault::Budget) || scene.budgets.is_limited,
-            ErrorCode::LimitExceeded => scene.n_requests < 8 || scene.n_connections < 8,
+            ErrorCode::LimitExceeded => scene.n_requests < 8 || scene.n_connections < N_CONNECTIONS_ENOUGH,
             _ => false,
         }
     }
@@ -116,6 +133,7 @@ async fn live(seat: &Seat, end: End) {
 async fn ask(seat: &Seat, client: &Client, request: &RequestScene) {
     let asked = match request {
         RequestScene::Guest(guest) => return ask_guest(seat, client, guest).await,
+        RequestScene::Detached(scene) => return detached::ask(seat, client, scene).await,
         RequestScene::Models => client.models().await.map(|models| models.len()),
         RequestScene::Guests => client.ps().await.map(|guests| guests.len()),
         RequestScene::Limits => client.limits().await.map(|limits| limits.len()),
@@ -129,10 +147,7 @@ async fn ask(seat: &Seat, client: &Client, request: &RequestScene) {
 
 async fn ask_guest(seat: &Seat, client: &Client, scene: &GuestScene) {
     let script = seat.script(scene);
-    let program = match scene.component {
-        Some(name) => Program::wasm(component(name)),
-        None => Program::named("script"),
-    };
+    let program = program(scene.component);
     let options = StartOptions {
         arguments: vec![scene.script.to_string()],
         model: Some(MODELS[scene.model].to_owned()),

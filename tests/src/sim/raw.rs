@@ -101,6 +101,7 @@ impl Raw {
             RequestScene::Limits => self.request(Call::Limits).await.map(drop),
             RequestScene::Stop(guest_id) => self.request(Call::Stop { guest_id: *guest_id }).await.map(drop),
             RequestScene::Guest(guest) => self.start(guest).await,
+            RequestScene::Detached(_) => unreachable!("clients of the library read detached guests"),
         }
     }
 

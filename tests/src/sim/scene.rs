@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use trellis::config::{self, SharedBudget};
 use trellis_engine::account::Budget;
 use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use trellis_engine::{Port, PrefixScope};
@@ -11,6 +12,9 @@ use super::naive;
 
 /// Positions of the longest context.
 pub(super) const N_POSITIONS: usize = 96;
+
+/// More connections than the clients of any scene have.
+pub(super) const N_CONNECTIONS_ENOUGH: usize = 64;
 
 /// Names of the models.
 pub(super) const MODELS: [&str; 2] = ["one", "two"];
@@ -35,17 +39,45 @@ pub(super) struct Scene {
     pub(super) clients: Vec<ClientScene>,
     pub(super) end: End,
     pub(super) unload: Option<Unload>,
+    /// How detached guests are kept.
+    pub(super) detached: DetachedLimits,
+    /// Where saved contexts are kept, if the engine is not alone with them.
+    pub(super) disk: Option<DiskScene>,
     /// When all models together are to have another number of pages, in parts of a thousand of what they have.
     pub(super) share: Option<(Duration, u64)>,
 }
 
-/// Budgets of each guest, session and user.
+/// Budgets of each guest, and of what lies around it: session, user and daemon.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budgets {
     pub(super) guest: Budget,
-    pub(super) session: Budget,
-    pub(super) user: Budget,
+    pub(super) around: config::Budgets,
     pub(super) is_limited: bool,
+}
+
+/// How detached guests are kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DetachedLimits {
+    /// Of one user.
+    pub(super) n_max: usize,
+    /// Ends that are kept of one user.
+    pub(super) n_ended: usize,
+    pub(super) kept_bytes: usize,
+    pub(super) idle_ms: u64,
+    pub(super) ended_ms: u64,
+}
+
+/// The disk of saved contexts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DiskScene {
+    pub(super) capacity_bytes: u64,
+    pub(super) of_user: u64,
+    pub(super) of_all: u64,
+    pub(super) per_mille_failed: usize,
+    /// The call in the middle of which the daemon is killed, as far as the disk is concerned.
+    pub(super) killed_at: u64,
+    /// The longest that anything takes there.
+    pub(super) takes_ms: usize,
 }
 
 /// A model's device.
@@ -91,6 +123,8 @@ pub(super) enum RequestScene {
     Models,
     Guests,
     Limits,
+    /// Starts a guest that goes on alone, and reads it.
+    Detached(DetachedScene),
     /// Stops the guest of this number, if there is one of this user.
     Stop(u64),
 }
@@ -105,6 +139,33 @@ pub(super) struct GuestScene {
     /// Time after each event.
     pub(super) pause: Duration,
     pub(super) give_up: Option<GiveUp>,
+}
+
+/// A detached guest, and how it is read.
+#[derive(Clone, Debug)]
+pub(super) struct DetachedScene {
+    pub(super) guest: GuestScene,
+    /// Long texts that it sends at last.
+    pub(super) n_texts: usize,
+    pub(super) readings: Vec<ReadingScene>,
+    /// Whether it is read to its end after those.
+    pub(super) is_read_out: bool,
+}
+
+/// One connection that reads a detached guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadingScene {
+    /// Time before it.
+    pub(super) after: Duration,
+    pub(super) link: LinkScene,
+    /// Events after which the client has enough.
+    pub(super) n_events: usize,
+    /// Whether it asks for what comes next, and not for the oldest that is kept.
+    pub(super) is_from_next: bool,
+    /// Whether it says before it goes what it has read.
+    pub(super) acknowledges: bool,
+    /// Whether it stays and is taken over by the next.
+    pub(super) stays: bool,
 }
 
 /// When a client gives a guest up, and how.
@@ -221,24 +282,36 @@ impl DeviceScene {
 
 impl Budgets {
     fn draw(draws: &mut Draws, is_calm: bool) -> Self {
-        let mut budgets = Self {
-            guest: Budget::UNLIMITED,
-            session: Budget::UNLIMITED,
-            user: Budget::UNLIMITED,
-            is_limited: !is_calm && draws.happens(250),
-        };
-        if budgets.is_limited {
-            let budget = match draws.below(3) {
-                0 => &mut budgets.guest,
-                1 => &mut budgets.session,
-                _ => &mut budgets.user,
-            };
-            match draws.below(4) {
-                0 => budget.n_tokens = draws.between(10, 300) as u64,
-                1 => budget.n_pages = draws.between(1, 12) as u64,
-                2 => budget.n_contexts = draws.between(1, 5) as u64,
-                _ => budget.host_bytes = draws.between(2_000, 30_000) as u64,
+        let all = SharedBudget::UNLIMITED;
+        let around = config::Budgets { session: all, user: all, daemon: all };
+        let is_limited = !is_calm && draws.happens(250);
+        let mut budgets = Self { guest: Budget::UNLIMITED, around, is_limited };
+        if !is_limited {
+            return budgets;
+        }
+        let (resource, magnitude) = (draws.below(4), draws.below(1000));
+        let most = |least: usize, most: usize| (least + magnitude * (most - least) / 1000) as u64;
+        let of_around = match draws.below(4) {
+            0 => {
+                let budget = &mut budgets.guest;
+                match resource {
+                    0 => budget.n_tokens = most(10, 300),
+                    1 => budget.n_pages = most(1, 12),
+                    2 => budget.n_contexts = most(1, 5),
+                    _ => budget.host_bytes = most(2_000, 30_000),
+                }
+                return budgets;
             }
+            1 => &mut budgets.around.session,
+            2 => &mut budgets.around.user,
+            _ => &mut budgets.around.daemon,
+        };
+        match resource {
+            0 => of_around.n_tokens = most(10, 300),
+            1 => of_around.n_pages = most(1, 12),
+            2 => of_around.n_contexts = most(1, 5),
+            // What a detached guest may be ahead is paid for in one piece.
+            _ => of_around.host_bytes = Some(most(2_000, if magnitude % 2 == 0 { 30_000 } else { 900_000 })),
         }
         budgets
     }
@@ -276,16 +349,76 @@ impl GuestScene {
     }
 }
 
+impl DetachedLimits {
+    fn draw(draws: &mut Draws, is_calm: bool) -> Self {
+        let mut is_short = |per_mille| !is_calm && draws.happens(per_mille);
+        let (few, few_ended, idle, ended) = (is_short(100), is_short(60), is_short(250), is_short(60));
+        Self {
+            n_max: if few { 1 } else { 32 },
+            n_ended: if few_ended { draws.below(2) } else { 32 },
+            kept_bytes: draws.pick(&[0, 0, 300, 64 << 10]),
+            idle_ms: if idle { draws.between(1, 300) as u64 } else { 3_600_000 },
+            ended_ms: if ended { draws.between(1, 300) as u64 } else { 3_600_000 },
+        }
+    }
+
+    /// Whether the end of a guest may be forgotten before anybody has read it.
+    pub(super) fn may_forget(&self) -> bool {
+        self.n_ended < 32 || self.ended_ms < 3_600_000
+    }
+}
+
+impl DiskScene {
+    fn draw(draws: &mut Draws, is_calm: bool) -> Self {
+        let is_small = !is_calm && draws.happens(400);
+        let is_failing = !is_calm && draws.happens(300);
+        let small = |draws: &mut Draws| draws.between(0, 6_000) as u64;
+        let large = u64::MAX >> 1;
+        Self {
+            capacity_bytes: if is_small && draws.happens(500) { small(draws) } else { large },
+            of_user: if is_small && draws.happens(500) { small(draws) } else { large },
+            of_all: if is_small && draws.happens(500) { small(draws) } else { large },
+            per_mille_failed: if is_failing { draws.between(1, 200) } else { 0 },
+            killed_at: draws.between(1, 30) as u64,
+            takes_ms: draws.pick(&[0, 3, 40]),
+        }
+    }
+}
+
+impl DetachedScene {
+    fn draw(draws: &mut Draws, is_calm: bool, n_models: usize) -> Self {
+        let guest = GuestScene { give_up: None, ..GuestScene::draw(draws, is_calm, n_models) };
+        let n_readings = draws.below(4);
+        let reading = |draws: &mut Draws| ReadingScene {
+            after: ms(draws.pick(&[0, 1, 20, 150])),
+            link: LinkScene::draw(draws, is_calm),
+            n_events: draws.below(12),
+            is_from_next: draws.happens(500),
+            acknowledges: draws.happens(500),
+            stays: draws.happens(250),
+        };
+        Self {
+            guest,
+            // More than a guest may be ahead of its clients, in a few.
+            n_texts: if draws.happens(60) { draws.between(40, 70) } else { 0 },
+            readings: (0..n_readings).map(|_| reading(draws)).collect(),
+            is_read_out: draws.happens(700),
+        }
+    }
+}
+
 impl ClientScene {
     fn draw(draws: &mut Draws, is_calm: bool, n_models: usize, n_users: usize) -> Self {
         let n_requests = draws.between(1, 4);
         let link = LinkScene::draw(draws, is_calm);
         // Nobody tells a client that its connection is silent.
         let is_silent = link.cut.is_some_and(|cut| cut.kind == CutKind::Silence);
+        let is_raw = draws.happens(300);
         let request = |draws: &mut Draws| match draws.below(12) {
             0 => RequestScene::Models,
             1 => RequestScene::Guests,
             2 => RequestScene::Limits,
+            4 | 5 if !is_raw => RequestScene::Detached(DetachedScene::draw(draws, is_calm, n_models)),
             3 if !is_calm => RequestScene::Stop(draws.between(1, 6) as u64),
             _ => RequestScene::Guest(GuestScene::draw(draws, is_calm, n_models)),
         };
@@ -293,7 +426,7 @@ impl ClientScene {
             uid: 1000 + draws.below(n_users) as u32,
             comes: ms(draws.below(60)),
             link,
-            is_raw: draws.happens(300),
+            is_raw,
             requests: (0..n_requests).map(|_| request(draws)).collect(),
             is_at_once: draws.happens(500),
             leaves: (is_silent || !is_calm && draws.happens(150)).then(|| ms(draws.below(200))),
@@ -333,11 +466,17 @@ impl Scene {
             port: if draws.happens(100) { Port::Encoded } else { Port::Direct },
             n_step_tokens: draws.between(4, 64),
             budgets: Budgets::draw(draws, is_calm),
-            n_connections: if is_calm { 8 } else { draws.between(1, 8) },
+            n_connections: if is_calm {
+                N_CONNECTIONS_ENOUGH
+            } else {
+                draws.pick(&[1, 2, 4, 8, N_CONNECTIONS_ENOUGH])
+            },
             n_requests: if is_calm { 8 } else { draws.between(1, 8) },
             clients: (0..n_clients).map(|_| ClientScene::draw(draws, is_calm, n_models, n_users)).collect(),
             end,
             unload,
+            detached: DetachedLimits::draw(draws, is_calm),
+            disk: draws.happens(300).then(|| DiskScene::draw(draws, is_calm)),
             share: (n_models > 1 && draws.happens(300))
                 .then(|| (ms(draws.below(150)), draws.between(700, 1300) as u64)),
         }

@@ -98,6 +98,9 @@ pub(super) struct Script {
     pub(super) killed_after: Option<usize>,
 }
 
+/// Bytes of a long text, at least.
+const LONG_TEXT_BYTES: usize = 6_000;
+
 /// Names under which contexts are saved.
 pub(super) const N_NAMES: usize = 3;
 
@@ -126,15 +129,27 @@ struct Drafting<'a> {
     salt: u64,
     contexts: Vec<Option<Tokens>>,
     n_messages: usize,
+    hears: bool,
 }
 
 impl Script {
+    /// The script that a guest is told to follow, on this model: by a seed, and if it is to go on alone by how many long texts it
+    /// sends at last.
+    pub(super) fn told(arguments: &[String], model: usize) -> Option<Self> {
+        let mut numbers = arguments.iter().map(|argument| argument.parse::<u64>().ok());
+        let seed = numbers.next()??;
+        match numbers.next() {
+            None => Some(Self::of(seed, model, true)),
+            Some(n_texts) => Some(Self::alone(seed, model, usize::try_from(n_texts?).ok()?)),
+        }
+    }
+
     /// The script of a seed, on this model.
-    pub(super) fn of(seed: u64, model: usize, may_be_killed: bool) -> Self {
+    pub(super) fn of(seed: u64, model: usize, hears: bool) -> Self {
         let draws = &mut Draws::of(seed, 1);
-        let killed_after = (may_be_killed && draws.happens(60)).then(|| draws.between(1, 40));
+        let killed_after = draws.happens(60).then(|| draws.between(1, 40));
         let n_ops = draws.between(2, 14);
-        let mut drafting = Drafting { draws, salt: salt(model), contexts: Vec::new(), n_messages: 0 };
+        let mut drafting = Drafting { draws, salt: salt(model), contexts: Vec::new(), n_messages: 0, hears };
         let (mut ops, mut outputs, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..n_ops {
             let (op, sent) = drafting.draft();
@@ -143,6 +158,19 @@ impl Script {
             lengths.push(drafting.contexts.clone());
         }
         Self { ops, outputs, lengths, n_messages: drafting.n_messages, killed_after }
+    }
+
+    /// As [`Self::of`], of a guest that nobody sends messages, with so many long texts at the end.
+    pub(super) fn alone(seed: u64, model: usize, n_texts: usize) -> Self {
+        let mut script = Self::of(seed, model, false);
+        let lengths = script.lengths.last().cloned().unwrap_or_default();
+        for n in 0..n_texts {
+            let n_bytes = LONG_TEXT_BYTES + n;
+            script.ops.push(Op::Text { n_bytes });
+            script.outputs.push(vec![vec![u32::from(b'x'); n_bytes]]);
+            script.lengths.push(lengths.clone());
+        }
+        script
     }
 
     /// All that is sent, in order.
@@ -230,7 +258,7 @@ impl Drafting<'_> {
                 let after = Duration::from_millis(self.draws.below(12) as u64);
                 (Op::Forsake { at, after }, Vec::new())
             }
-            18 => {
+            18 if self.hears => {
                 self.n_messages += 1;
                 let text = message(self.n_messages - 1);
                 (Op::Receive, vec![text.bytes().map(u32::from).collect()])

@@ -43,7 +43,11 @@ pub(super) fn check([client, daemon]: &[Vec<u8>; 2]) -> Result<(), String> {
     for message in said {
         match message {
             ClientMessage::Request { id, call } => {
-                let credit_bytes = if let Call::Start(start) = call { start.credit_bytes } else { 0 };
+                let credit_bytes = match call {
+                    Call::Start(start) => start.credit_bytes,
+                    Call::Attach(attach) => attach.credit_bytes,
+                    _ => 0,
+                };
                 requests.entry(id).or_insert(Heard { credit_bytes, ..Heard::default() });
             }
             ClientMessage::Credit { id, n_bytes } => {

@@ -1,29 +1,29 @@
 //! A scene from its beginning to its end, and what must hold then: nothing is left of it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use trellis::fuzzing::detached_ended;
 use trellis::guest::GuestLimits;
-use trellis::session::{Actor, SessionError, SessionLimits, Sessions};
+use trellis::session::{Actor, SessionLimits, Sessions};
 use trellis_client::Client;
 use trellis_engine::EngineSettings;
-use trellis_engine::account::Resource;
 use trellis_engine::fuzzing::{Awaited, EngineHolds, EngineLoop};
-use trellis_engine::model::Model;
 
 use super::clients::{self, Seat};
 use super::device::Clock;
 use super::draws::Draws;
-use super::network::Link;
+use super::lines::Lines;
 use super::notes::{Fault, Notes};
-use super::scene::{CutKind, End, LinkScene, MODELS, Scene, Unload};
+use super::scene::{End, LinkScene, MODELS, Scene, Unload};
 use super::script::{N_NAMES, saved_name};
 use super::service::{OPERATOR, SimService};
-use super::{raw, wiretap};
+use super::{raw, saved, wiretap};
 
 /// In which clients have to come to their ends, whatever is done to them: several times what the slowest scene needs.
 const CLIENTS_TIME: Duration = Duration::from_secs(120);
@@ -37,18 +37,11 @@ const STOP_MS: u64 = 2_000;
 /// Turns of an engine that does not come to rest.
 const N_TURNS_MAX: u64 = 1_000_000;
 
-/// The model whose tokenizer and shape all models here have.
-fn model() -> Arc<Model> {
-    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
-    MODEL.get_or_init(|| Arc::new(crate::models::bundled("draft"))).clone()
-}
-
 struct World {
     service: Arc<SimService>,
     sessions: Arc<Sessions<SimService>>,
     notes: Arc<Notes>,
-    links: Vec<Link>,
-    serving: Vec<JoinHandle<Result<(), SessionError>>>,
+    lines: Arc<Lines>,
 }
 
 /// Plays the scene of a seed, in a runtime whose clock is paused.
@@ -61,13 +54,16 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
     };
     let (engine, mut turning) = EngineLoop::begin(settings);
     let (clock, draws) = (Clock::default(), Draws::of(seed, 2));
-    let service = SimService::new(scene, engine, model(), clock.clone(), draws, notes.clone());
+    let service = SimService::new(scene, engine, clock.clone(), draws, notes.clone());
     let over = CancellationToken::new();
     let driving = async {
         tokio::select! {
             biased;
             () = over.cancelled() => {}
-            () = drive(&mut turning, &clock, Draws::of(seed, 3), &notes) => over.cancelled().await,
+            rest = drive(&mut turning, &clock, Draws::of(seed, 3), &notes) => {
+                notes.expect(rest != Rest::Stopped, || "the engine has stopped".to_owned());
+                over.cancelled().await;
+            }
         }
     };
     let scenario = async {
@@ -84,12 +80,24 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
     }
 }
 
+/// Why an engine's loop is turned no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// It has failed, or does not come to rest, which is noted.
+    Failed,
+    /// Nobody has it any more.
+    Stopped,
+}
+
 /// Turns an engine's loop: its thread, as a task.
-async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: &Notes) {
+pub(super) async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: &Notes) -> Rest {
     for _ in 0..N_TURNS_MAX {
         let awaited = match engine.turn(Instant::now().into_std()) {
             Ok(awaited) => awaited,
-            Err(failure) => return notes.event(format_args!("the engine has failed: {failure}")),
+            Err(failure) => {
+                notes.event(format_args!("the engine has failed: {failure}"));
+                return Rest::Failed;
+            }
         };
         if draws.happens(50) {
             // What it returns is compared with the accounts when all is over.
@@ -137,10 +145,11 @@ async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: 
                 }
             }
             Awaited::LayersOrInput => panic!("no script draws under late masks"),
-            Awaited::Stopped => return notes.violation("the engine has stopped".to_owned()),
+            Awaited::Stopped => return Rest::Stopped,
         }
     }
     notes.violation(format!("the engine does not come to rest in {N_TURNS_MAX} turns"));
+    Rest::Failed
 }
 
 async fn live(seed: u64, service: Arc<SimService>) {
@@ -149,23 +158,34 @@ async fn live(seed: u64, service: Arc<SimService>) {
         n_connections: scene.n_connections,
         n_requests: scene.n_requests,
         stop_ms: STOP_MS,
+        n_detached: scene.detached.n_max,
+        n_detached_ended: scene.detached.n_ended,
+        detached_bytes: 0,
+        detached_kept_bytes: scene.detached.kept_bytes,
+        detached_idle_ms: scene.detached.idle_ms,
+        detached_ended_ms: scene.detached.ended_ms,
         ..SessionLimits::default()
     };
     let sessions = Sessions::new(service.clone(), limits, GuestLimits::default());
     let notes = service.notes.clone();
-    let mut world = World { service, sessions, notes, links: Vec::new(), serving: Vec::new() };
     let draws = &mut Draws::of(seed, 4);
+    let lines = Arc::new(Lines::new(sessions.clone(), service.clone(), draws.fork()));
+    let world = World { service, sessions, notes, lines };
+    let _disk = world.service.disk.clone().zip(scene.disk).map(|((_, keepers), disk)| {
+        AbortOnDropHandle::new(tokio::spawn(saved::serve(keepers, disk, draws.fork())))
+    });
     let mut living = Vec::new();
     for (number, scene) in scene.clients.iter().enumerate() {
         let actor = Actor { uid: scene.uid, gid: scene.uid };
-        let (link, end) = world.connect(number, actor, scene.link, draws);
-        let seat = Seat { number, scene: scene.clone(), link, service: world.service.clone() };
+        let (link, end) = world.lines.connect(actor, scene.link);
+        let (lines, service) = (world.lines.clone(), world.service.clone());
+        let seat = Seat { number, scene: scene.clone(), link, lines, service };
         living.push(match seat.scene.is_raw {
             true => tokio::spawn(raw::run(seat, end)),
             false => tokio::spawn(clients::run(seat, end)),
         });
     }
-    let operating = world.operate(draws);
+    let operating = world.operate();
     let lived = timeout(CLIENTS_TIME, async {
         for (number, ended) in join_all(living).await.into_iter().enumerate() {
             world.notes.expect(ended.is_ok(), || format!("client {number} panicked"));
@@ -177,35 +197,19 @@ async fn live(seed: u64, service: Arc<SimService>) {
     if lived.await.is_err() {
         return world.notes.violation(format!("clients have not come to their ends in {CLIENTS_TIME:?}"));
     }
-    world.end().await;
+    world.end(draws).await;
 }
 
 impl World {
-    fn connect(
-        &mut self,
-        number: usize,
-        actor: Actor,
-        scene: LinkScene,
-        draws: &mut Draws,
-    ) -> (Link, super::network::End) {
-        let (link, client, daemon) = Link::new(number, scene, draws.fork(), self.notes.clone());
-        self.links.push(link.clone());
-        let (sessions, shutdown) = (self.sessions.clone(), self.service.shutdown.clone());
-        self.serving.push(tokio::spawn(async move { sessions.serve(daemon, actor, shutdown).await }));
-        (link, client)
-    }
-
     /// What happens to the daemon meanwhile.
-    fn operate(&mut self, draws: &mut Draws) -> Option<JoinHandle<()>> {
+    fn operate(&self) -> Option<JoinHandle<()>> {
         let Scene { end, unload, share, .. } = self.service.scene.clone();
         if matches!(end, End::Left) && unload.is_none() && share.is_none() {
             return None;
         }
         let link = LinkScene { capacity: 4096, split_max: 4096, delay_ms: 0, cut: None };
-        let number = self.service.scene.clients.len();
-        let aborts: Vec<_> = self.serving.iter().map(JoinHandle::abort_handle).collect();
-        let (_, end_of_link) = self.connect(number, OPERATOR, link, draws);
-        let (service, notes) = (self.service.clone(), self.notes.clone());
+        let (_, end_of_link) = self.lines.connect(OPERATOR, link);
+        let (service, notes, lines) = (self.service.clone(), self.notes.clone(), self.lines.clone());
         Some(tokio::spawn(async move {
             let begun = Instant::now();
             let client = Client::over(end_of_link).await.expect("the daemon answers its operator");
@@ -243,7 +247,7 @@ impl World {
                     End::Crash(at) => {
                         sleep_until(begun + at).await;
                         notes.fault(Fault::Crash);
-                        aborts.iter().for_each(tokio::task::AbortHandle::abort);
+                        lines.crash();
                     }
                 }
             };
@@ -252,14 +256,8 @@ impl World {
     }
 
     /// All clients have left.
-    async fn end(mut self) {
-        let is_silent = |link: &LinkScene| link.cut.is_some_and(|cut| cut.kind == CutKind::Silence);
-        let scenes: Vec<LinkScene> = self.service.scene.clients.iter().map(|client| client.link).collect();
-        let (mut hung, mut serving) = (Vec::new(), Vec::new());
-        for (idx, session) in std::mem::take(&mut self.serving).into_iter().enumerate() {
-            let may_hang = scenes.get(idx).is_some_and(is_silent);
-            if may_hang { &mut hung } else { &mut serving }.push(session);
-        }
+    async fn end(self, draws: &mut Draws) {
+        let [serving, hung] = self.lines.take_serving();
         for (sessions, why) in [(serving, "their clients left"), (hung, "they were told to")] {
             let ended = timeout(SESSIONS_TIME, join_all(sessions)).await;
             let Ok(ended) = ended else {
@@ -273,19 +271,20 @@ impl World {
             }
             self.service.shutdown.cancel();
         }
-        for link in &self.links {
+        detached_ended(&self.sessions).await;
+        for link in &self.lines.links() {
             if let Err(violation) = wiretap::check(&link.tapes()) {
                 self.notes.violation(violation);
             }
         }
+        saved::check(&self.service, draws).await;
         self.let_go_of_saved().await;
         self.check().await;
     }
 
     async fn let_go_of_saved(&self) {
-        let uids: Vec<u32> = self.service.users.lock().expect("nobody panicked").keys().copied().collect();
-        for uid in uids {
-            let owner = self.service.owner_of(uid);
+        for uid in self.service.uids() {
+            let owner = self.service.owner_of(uid).await;
             for model in self.service.handles() {
                 for name in 0..N_NAMES {
                     // Most were not saved.
@@ -332,11 +331,6 @@ fn check_engine(engine: &mut EngineLoop, service: &SimService) {
     notes.expect(holds == EngineHolds::default() && n_held == 0, || {
         format!("the engine keeps {holds:?} and {n_held} pages")
     });
-    let users = service.users.lock().expect("nobody panicked");
-    for account in users.values().chain([&service.daemon]) {
-        for resource in [Resource::Pages, Resource::Contexts, Resource::HostBytes] {
-            let used = account.used(resource);
-            notes.expect(used == 0, || format!("{used} {} are charged to nobody", resource.name()));
-        }
-    }
+    let charged = service.charged();
+    notes.expect(charged.is_empty(), || format!("{charged:?} are charged to nobody"));
 }
