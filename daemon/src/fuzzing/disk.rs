@@ -157,8 +157,11 @@ impl State {
 }
 
 impl Disk for SimulatedDisk {
-    fn is_unused(&self, dir: &Path) -> bool {
-        self.lock().here.folders.contains(dir)
+    fn if_unused(&self, dir: &Path, then: &mut dyn FnMut()) {
+        let is_there = self.lock().here.folders.contains(dir);
+        if is_there {
+            then();
+        }
     }
 
     fn note_in_use(&self, _: &Path) {}

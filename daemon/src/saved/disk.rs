@@ -12,8 +12,8 @@ use crate::guest::make_private;
 
 /// Folders and files, below one folder that is the store's.
 pub(crate) trait Disk: fmt::Debug + Send + Sync {
-    /// Whether no daemon uses a folder that is there.
-    fn is_unused(&self, dir: &Path) -> bool;
+    /// Does this if a folder is there that no daemon uses; none comes to use it meanwhile.
+    fn if_unused(&self, dir: &Path, then: &mut dyn FnMut());
 
     /// Has other daemons see that a folder is in use, if it is there, for as long as this is.
     fn note_in_use(&self, dir: &Path);
@@ -92,8 +92,12 @@ pub(crate) struct MachineDisk {
 }
 
 impl Disk for MachineDisk {
-    fn is_unused(&self, dir: &Path) -> bool {
-        fs::File::open(dir).is_ok_and(|folder| folder.try_lock().is_ok())
+    fn if_unused(&self, dir: &Path, then: &mut dyn FnMut()) {
+        if let Ok(folder) = fs::File::open(dir)
+            && folder.try_lock().is_ok()
+        {
+            then();
+        }
     }
 
     fn note_in_use(&self, dir: &Path) {

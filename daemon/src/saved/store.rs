@@ -47,12 +47,12 @@ impl Store {
     pub(crate) fn on(disk: Box<dyn Disk>, dir: PathBuf, limits: StoreLimits) -> Self {
         let store = Self { dir, limits, n_temporary: AtomicU64::new(0), disk };
         // Left behind by a daemon that was killed, unless another is there that may be writing it.
-        if store.disk.is_unused(&store.dir) {
+        store.disk.if_unused(&store.dir, &mut || {
             for user in store.users() {
                 let left = store.disk.files(&user, TEMPORARY);
                 left.iter().for_each(|found| drop(store.disk.remove(&found.path)));
             }
-        }
+        });
         store.disk.note_in_use(&store.dir);
         store
     }
