@@ -46,9 +46,18 @@ say "install"
 in_machine dpkg -i /opt/trellis.deb >"$log" 2>&1 || fail "it installs: $(cat "$log")"
 in_machine systemctl is-active --quiet trellis.socket trellis.service || fail "the service runs once it is installed"
 in_machine trellis info >/dev/null || fail "the daemon answers once it is ready"
+in_machine trellis info | grep '^isolation *process' || fail "guests of each user have a process"
 in_machine env XDG_CACHE_HOME=/tmp/cache trellis doctor --config /etc/trellis/trellis.toml || fail "nothing is wrong with it"
-for file in share/man/man1/trellis.1.gz share/bash-completion/completions/trellis share/zsh/vendor-completions/_trellis; do
+for file in share/man/man1/trellis.1.gz share/bash-completion/completions/trellis share/zsh/vendor-completions/_trellis \
+  share/fish/vendor_completions.d/trellis.fish lib/tmpfiles.d/trellis.conf; do
   in_machine test -s "/usr/$file" || fail "$file is there"
+done
+
+[ "$(in_machine stat -c %s /usr/bin/trellis)" -lt 80000000 ] || fail "the program is under 80 MB"
+in_machine test -s /usr/share/trellis/error.schema.json || fail "the schema of errors is there"
+
+for folder in run/trellis:755 var/cache/trellis:700 var/lib/trellis:700; do
+  [ "$(in_machine stat -c %U:%a "/${folder%:*}")" = "trellis:${folder#*:}" ] || fail "/${folder%:*} is the daemon's"
 done
 
 say "metrics over a socket of systemd's"

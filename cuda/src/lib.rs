@@ -3,11 +3,16 @@
 //! The libraries are loaded when the program runs, so that the same binary starts on a machine without a GPU.
 
 mod backend;
+#[cfg(any(test, feature = "fuzzing"))]
+mod bare;
 mod bench;
 pub mod blas;
 mod card;
 mod compile;
 mod driver;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod kept;
 mod memory;
 mod model;

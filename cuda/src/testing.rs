@@ -1,11 +1,11 @@
 //! What the tests of kernels share.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub(crate) use crate::bare::{TestGpu, include_dir};
 use crate::driver::Graph;
-use crate::{Compiler, CudaError, Event, Gpu, Module, Source, Stream, Timing};
+use crate::{CudaError, Event, Gpu, Timing};
 
 /// Tests share the device, but for those that count its memory.
 static DEVICE: RwLock<()> = RwLock::new(());
@@ -41,10 +41,7 @@ pub(crate) fn gpu_alone() -> Option<TestGpu> {
 
 fn open() -> Option<TestGpu> {
     match Gpu::open_without_cache(0) {
-        Ok(gpu) => {
-            let stream = gpu.stream().expect("a stream");
-            Some(TestGpu { gpu, stream })
-        }
+        Ok(gpu) => Some(TestGpu::on(gpu)),
         Err(error) => {
             let is_required = std::env::var_os("TRELLIS_REQUIRE_CUDA").is_some_and(|value| value == "1");
             assert!(!is_required, "TRELLIS_REQUIRE_CUDA=1, but: {error}");
@@ -54,24 +51,7 @@ fn open() -> Option<TestGpu> {
     }
 }
 
-/// A device and a stream on it.
-pub(crate) struct TestGpu {
-    pub(crate) gpu: Gpu,
-    pub(crate) stream: Stream,
-}
-
 impl TestGpu {
-    /// A compiler that keeps nothing.
-    pub(crate) fn compiler(&self) -> Compiler {
-        Compiler::new(self.gpu.compute_capability(), include_dir(), None)
-    }
-
-    /// Compiles and loads a source.
-    pub(crate) fn module(&self, source: Source) -> Module {
-        let cubin = self.compiler().cubin(&source).unwrap_or_else(|error| panic!("{error}"));
-        Module::load(&self.gpu, &cubin).expect("the module loads")
-    }
-
     /// Microseconds of what is launched, in a captured graph as in the engine's steps: the median of 200 launches, ten of
     /// which follow each other.
     pub(crate) fn median_us(&self, mut launch: impl FnMut()) -> f32 {
@@ -96,13 +76,6 @@ impl TestGpu {
         times.sort_by(f32::total_cmp);
         times[times.len() / 2]
     }
-}
-
-/// Where `cuda_fp16.h` is: a toolkit's usual place, or what `CUDA_PATH` says.
-pub(crate) fn include_dir() -> Option<PathBuf> {
-    let named = std::env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("include"));
-    let usual = PathBuf::from("/usr/local/cuda/include");
-    named.into_iter().chain([usual]).find(|dir| dir.join("cuda_fp16.h").is_file())
 }
 
 /// splitmix64: numbers for tests, the same on every machine.

@@ -28,3 +28,15 @@ gzip --best --no-name "$made"/man/*.1
 "$exe" completions zsh >"$made/completions/_trellis"
 "$exe" completions fish >"$made/completions/trellis.fish"
 cargo deb --locked --package trellis --no-build --dbgsym "$@"
+
+# Debug symbols are in the other package.
+package=$(ls -t "$target"/debian/trellis_*.deb | head -n 1)
+[ "${1:-}" != --output ] || package=$2
+packed=$(mktemp)
+trap 'rm -f "$packed"' EXIT
+dpkg-deb --fsys-tarfile "$package" | tar -xO ./usr/bin/trellis >"$packed"
+n_bytes=$(stat -c %s "$packed")
+if [ "$n_bytes" -ge 80000000 ] || readelf --sections --wide "$packed" | grep -qE '\.(symtab|debug_info)'; then
+  echo "the program in $package is to be stripped and under 80 MB, and has $n_bytes bytes" >&2
+  exit 1
+fi

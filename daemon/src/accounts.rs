@@ -20,6 +20,8 @@ pub(crate) struct Accounts {
     daemon: Arc<Account>,
     user: Budget,
     session: Budget,
+    /// Whether a session has as much host memory as its user, whatever that is.
+    is_session_as_user: bool,
     /// Classes, and how often they had been replaced when these came.
     classes: Live<(Classes, u64)>,
     open: Mutex<Open>,
@@ -75,6 +77,7 @@ impl Accounts {
             daemon: Account::new("daemon", budgets.daemon.budget(host_bytes.daemon), None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
+            is_session_as_user: budgets.session.host_bytes.is_none(),
             classes: Live::new((classes, 0)),
             open: Mutex::default(),
         })
@@ -137,10 +140,15 @@ impl Accounts {
         users.retain(|other, user| *other != actor || !user.is_over(n_replaced));
         let user = users.entry(actor).or_insert_with(|| {
             let (daemon, priority) = (Some(self.daemon.clone()), class.class.priority());
-            let account = Account::with_priority(USER, self.user, daemon, priority);
+            let budget = class.class.budget(self.user);
+            let account = Account::with_priority(USER, budget, daemon, priority);
             User { account, class }
         });
-        let account = Account::new("session", self.session, Some(user.account.clone()));
+        let mut budget = self.session;
+        if self.is_session_as_user {
+            budget.host_bytes = user.account.limit(Resource::HostBytes);
+        }
+        let account = Account::new("session", budget, Some(user.account.clone()));
         sessions.insert(session, account.clone());
         account
     }
@@ -261,5 +269,34 @@ mod tests {
         assert_eq!(begin(8, 1, 8).await, fast, "it was here all the time");
         let name = |uid| accounts.class(ActorId(uid)).map(|class| class.name().to_owned());
         assert_eq!((name(7), name(uid - 1), name(9)), (Some("slow".into()), Some("default".into()), None));
+    }
+
+    #[tokio::test]
+    async fn a_user_of_a_class_has_what_that_says_within_what_the_daemon_has() {
+        let settings = toml::from_str(
+            "[lab]\nusers = [7]\n[lab.limits]\nn_pages = 9\nn_contexts = 50\nhost_bytes = 4096",
+        );
+        let classes = Classes::of(&settings.expect("valid")).expect("there are no names in it");
+        let budgets: Budgets = toml::from_str(
+            "[user]\nn_pages = 5\n[session]\nn_pages = 100\nn_contexts = 100\n[daemon]\nn_contexts = 20",
+        )
+        .expect("valid");
+        let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(1 << 30, u64::MAX), classes);
+        let begin = async |uid| {
+            let class = accounts.class_of(Actor { uid, gid: 1 }).await;
+            accounts.begin_session(ActorId(uid), SessionId(uid.into()), class)
+        };
+        let exceeded = |account: &Arc<Account>, resource, n| {
+            let exceeded = account.charge(resource, n).expect_err("it is more");
+            (exceeded.level, exceeded.limit)
+        };
+        let lab = begin(7).await;
+        lab.charge(Resource::Pages, 9).expect("as its class says");
+        assert_eq!(exceeded(&lab, Resource::Pages, 1), (USER, 9));
+        assert_eq!(exceeded(&lab, Resource::Contexts, 21), ("daemon", 20), "never above the daemon's");
+        assert_eq!(exceeded(&lab, Resource::HostBytes, 4097).1, 4096);
+        assert_eq!(lab.limit(Resource::HostBytes), 4096, "its session has no more to itself");
+        let other = begin(8).await;
+        assert_eq!(exceeded(&other, Resource::Pages, 6), (USER, 5));
     }
 }

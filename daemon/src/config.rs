@@ -2,6 +2,7 @@
 
 mod budgets;
 mod catalog;
+mod class_limits;
 pub(crate) mod classes;
 mod example;
 mod file;
@@ -25,10 +26,12 @@ use trellis_engine::model::Dtype;
 pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
 pub use self::catalog::{Catalog, CatalogModel, WrongCatalog};
+pub use self::class_limits::ClassLimits;
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
 pub(crate) use self::example::example;
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
+pub(crate) use self::isolation::Served;
 pub use self::log::{LogFilter, WrongLogFilter};
 pub use self::permissions::{NamesNobody, PermissionSettings, Who};
 pub use self::seen::LogFormat;
@@ -97,7 +100,8 @@ pub struct Config {
     /// The executable of the daemon's children, which compile guests, try out grammars, and run guests when called with `compile-worker`,
     /// `trial-worker`, and `guest-worker`; this one when absent.
     pub compile_exe: Option<PathBuf>,
-    /// Whether guests run in threads of the daemon, or those of each user in a process of their own.
+    /// Where guests run: `thread` for threads of the daemon, where guests are trusted; `process` for a process of each user, which
+    /// needs Linux. `auto`: by process where root runs the daemon or others may come to its socket, as to that of the service.
     pub isolation: Isolation,
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,
@@ -453,7 +457,7 @@ impl Config {
     /// Bytes of host memory of each level of budgets on a machine, or in a control group, with so much memory.
     pub(crate) fn host_bytes(&self, memory_bytes: u64) -> HostBytes {
         let user_most = match self.isolation {
-            Isolation::Thread => u64::MAX,
+            Isolation::Auto | Isolation::Thread => u64::MAX,
             Isolation::Process => self.limits.process_bytes(memory_bytes).for_budgets(),
         };
         self.budgets.host_bytes(memory_bytes, user_most)

@@ -462,7 +462,7 @@ impl Daemon {
         loop {
             let failure = tokio::select! {
                 () = &mut serving => {
-                    self.loader.settle_saved(None).await;
+                    self.loader.settle_saved(self.sessions.ends_by()).await;
                     return Ok(());
                 }
                 failure = self.failed() => failure,

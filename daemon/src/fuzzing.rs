@@ -7,21 +7,34 @@ mod saved;
 
 use std::io::Cursor;
 
+use trellis_engine::account::{ActorId, Resource};
+
 pub use self::accounts::Accounts;
 pub use self::disk::SimulatedDisk;
 pub use self::loads::{Again, Held, LoadListener, Loads, Machine, ModelNeeds, simulate_blocking};
 pub use self::saved::SavedKeepers;
 
+use crate::guest::{GuestError, GuestHost};
 use crate::recording::{Answer, Broken, Call, Entry, FrameWriter, Head, MAGIC, Reader, write_head};
-use crate::session::{Service, Sessions};
+use crate::service::HostService;
+
+/// Makes a component of this user ready to start, as [`GuestHost::compile`] does, but that it is compiled in this process.
+///
+/// # Errors
+/// As [`GuestHost::compile`].
+pub fn compile(host: &GuestHost, actor: ActorId, wasm: &[u8]) -> Result<(), GuestError> {
+    host.compile_here(actor, wasm)
+}
+
+/// What all users together hold of pages, contexts and bytes of host memory.
+#[must_use]
+pub fn held(service: &HostService) -> [u64; 3] {
+    [Resource::Pages, Resource::Contexts, Resource::HostBytes]
+        .map(|resource| service.accounts().used(resource))
+}
 
 /// Characters that are shown of a value at most, and how long it is.
 const N_SHOWN_MAX: usize = 430;
-
-/// Waits until no detached guest runs any more, or they have taken too long.
-pub async fn detached_ended<S: Service>(sessions: &Sessions<S>) {
-    sessions.detached_ended().await;
-}
 
 /// A recording that was read.
 #[derive(Debug, PartialEq)]

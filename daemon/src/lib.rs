@@ -6,6 +6,7 @@ pub mod bundled;
 mod classes;
 pub mod cli;
 pub mod config;
+mod cores;
 pub mod daemon;
 mod descriptors;
 mod device;

@@ -52,6 +52,7 @@ use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::on_demand::Declared;
 use crate::saved::Keepers;
+use crate::session::EndsBy;
 use crate::shares::Needs;
 use crate::tasks::blocking;
 use crate::totals::Totals;
@@ -229,11 +230,20 @@ impl Loader {
         self.fittings.keepers.as_ref()
     }
 
-    /// Waits until what was saved is on disk, of a model or of all, if not for ever.
-    pub(crate) async fn settle_saved(&self, of: Option<&ModelHandle>) {
+    /// Waits until what was saved of a model is on disk, if not for ever.
+    pub(crate) async fn settle_saved_of(&self, model: &ModelHandle) {
+        self.settle(Some(model.model().name.clone()), SETTLING_FOR_MAX).await;
+    }
+
+    /// As [`Self::settle_saved_of`], of all models, for no longer than `ends_by` lets it.
+    pub(crate) async fn settle_saved(&self, ends_by: &EndsBy) {
+        let until = ends_by.at_most(SETTLING_FOR_MAX);
+        self.settle(None, until.saturating_duration_since(tokio::time::Instant::now())).await;
+    }
+
+    async fn settle(&self, of: Option<String>, at_most: Duration) {
         let Some(keepers) = self.keepers().cloned() else { return };
-        let of = of.map(|model| model.model().name.clone());
-        if !blocking(move || keepers.settle(of.as_deref(), SETTLING_FOR_MAX)).await {
+        if !blocking(move || keepers.settle(of.as_deref(), at_most)).await {
             tracing::warn!("contexts that were saved last are not on disk");
         }
     }

@@ -6,7 +6,8 @@
 //! - Who may do what, classes, what connections may ask for, and what is logged are changed at once: what was begun goes on, and what is
 //!   asked next is held to the new. All else waits: it says how memory and devices were laid out when the daemon started.
 //! - What a start would refuse is refused in the words of the start (`start_check`), also where it is of what waits. Where nothing of
-//!   that has changed, folders, models and the policy are not looked at: a permission is revoked while a model's folder is away.
+//!   that has changed since it was looked at last, folders, models and the policy are not looked at: a permission is revoked while a
+//!   model's folder is away.
 //! - Must not happen: some of a file that is applied, where another part of it is wrong; a change that is not told.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,6 +72,8 @@ pub(crate) struct Reload {
     accounts: Arc<Accounts>,
     sessions: OnceLock<Weak<Sessions<HostService>>>,
     loader: OnceLock<Weak<Loader>>,
+    /// What a start was last asked about that waits, and would take.
+    checked: Mutex<Option<Config>>,
     shutdown: CancellationToken,
 }
 
@@ -89,6 +92,7 @@ impl Reload {
             accounts,
             sessions: OnceLock::new(),
             loader: OnceLock::new(),
+            checked: Mutex::default(),
             shutdown,
         })
     }
@@ -120,8 +124,11 @@ impl Reload {
     /// What is wrong; nothing has changed then.
     pub(crate) async fn reload(self: &Arc<Self>) -> Result<ReloadInfo, ReloadError> {
         let this = self.clone();
+        // A daemon that is about to go down waits for it: what it has compiled there ends before another program takes its place.
+        let work = self.sessions().map(|sessions| sessions.at_work());
         // To its end, also where nobody waits for that.
         blocking(move || {
+            let _work = work;
             let _turn = this.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let origin = this.origin.get().ok_or(ReloadError::NoOrigin)?;
             if this.is_ending() {
@@ -139,8 +146,11 @@ impl Reload {
 
     /// Whether the daemon takes on nothing more.
     fn is_ending(&self) -> bool {
-        let sessions = self.sessions.get().and_then(Weak::upgrade);
-        self.shutdown.is_cancelled() || sessions.is_some_and(|sessions| sessions.is_draining())
+        self.shutdown.is_cancelled() || self.sessions().is_some_and(|sessions| sessions.is_draining())
+    }
+
+    fn sessions(&self) -> Option<Arc<Sessions<HostService>>> {
+        self.sessions.get().and_then(Weak::upgrade)
     }
 
     fn take(&self, origin: &dyn Origin) -> Result<ReloadInfo, ReloadError> {
@@ -148,16 +158,30 @@ impl Reload {
         let running = self.running();
         let next = running.with_live_of(&wanted);
         let info = ReloadInfo { changed: differences(&running, &next), waiting: differences(&next, &wanted) };
-        let Startable { classes, permissions, .. } = match info.waiting.iter().any(is_looked_up) {
+        // What has waited since a reload before was looked at then.
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_changed = checked.as_ref().is_none_or(|checked| {
+            differences(&checked.with_live_of(&wanted), &wanted).iter().any(is_looked_up)
+        });
+        let is_new = has_changed && info.waiting.iter().any(is_looked_up);
+        let Startable { classes, permissions, .. } = match is_new {
             true => start_check::check(&wanted, Starter::Own)?,
             false => Startable::at_once(&wanted)?,
         };
+        if is_new {
+            *checked = Some(wanted.clone());
+        }
+        drop(checked);
+        // That may have taken long, and nothing is changed of a daemon that is about to go down.
+        if self.is_ending() {
+            return Err(ReloadError::Ending);
+        }
         // From here on nothing fails.
         self.permissions.set(permissions);
         if next.classes != running.classes {
             self.accounts.set_classes(classes);
         }
-        if let Some(sessions) = self.sessions.get().and_then(Weak::upgrade) {
+        if let Some(sessions) = self.sessions() {
             sessions.set_limits(next.sessions.clone());
         }
         if let Some(loader) = self.loader.get().and_then(Weak::upgrade) {
@@ -299,6 +323,38 @@ mod tests {
         assert!(matches!(nobody, ReloadError::Daemon(DaemonError::Permission(_))), "{nobody}");
         let away = reload.reload().await.expect_err("a start with other room opens the model");
         assert!(away.to_string().contains("/no/such/model"), "{away}");
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_looked_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let guests = folder.path().join("guests");
+        std::fs::create_dir(&guests).expect("made");
+        let basis =
+            format!("models = []\ndevice = 'cpu'\ncache_dir = '{}'\n", folder.path().join("cache").display());
+        let waits = format!("{basis}guests_dir = '{}'\n", guests.display());
+        let permissions = Arc::new(Live::new(Permissions::of(&config("").permissions).expect("no names")));
+        let accounts = Accounts::new(&config("").budgets, 1 << 30);
+        let reload = Reload::new(config(&basis), permissions, accounts, CancellationToken::new());
+        let open = "[permissions]\nload = [0]\n";
+        reload.set_origin(Arc::new(Texts(Mutex::new(vec![
+            waits.clone(),
+            format!("{waits}{open}"),
+            format!("kv_bytes = 1_000_000_000\n{waits}"),
+            format!("{basis}{open}"),
+        ]))));
+        let info = reload.reload().await.expect("the folder is there");
+        assert_eq!(names(&info.waiting), ["guests_dir"]);
+        std::fs::remove_dir(&guests).expect("it is empty");
+        let info = reload.reload().await.expect("what waits is as it was");
+        assert_eq!(
+            (names(&info.changed), names(&info.waiting)),
+            (vec!["permissions.load"], vec!["guests_dir"])
+        );
+        let away = reload.reload().await.expect_err("something else waits as well");
+        assert!(away.to_string().contains("guests_dir"), "{away}");
+        let info = reload.reload().await.expect("nothing waits any more");
+        assert!(info.waiting.is_empty(), "{info:?}");
     }
 
     /// An origin that panics.

@@ -9,7 +9,7 @@ use trellis_engine::account::{Account, ActorId, Budget, SessionId};
 use crate::config::Config;
 use crate::config::Isolation;
 use crate::guest::{
-    GuestEnd, GuestError, GuestHost, GuestHostConfig, GuestIo, GuestLimits, GuestOutput, Launch,
+    BroughtBy, GuestEnd, GuestError, GuestHost, GuestHostConfig, GuestIo, GuestLimits, GuestOutput, Launch,
     LoadListener, Tape, Verdict, inbox, output_channel,
 };
 use crate::models::Models;
@@ -91,7 +91,8 @@ impl Replay {
         name: String,
         mut show: impl FnMut(GuestOutput),
     ) -> Result<Verdict, ReplayError> {
-        let program = self.host.compile(ActorId(0), wasm, |_| {}).await?;
+        let user = ActorId(rustix::process::geteuid().as_raw());
+        let program = self.host.compile(user, BroughtBy::User, wasm, |_| {}).await?;
         let (output, mut sent) = output_channel(usize::MAX);
         // Messages come from the tape, as everything does.
         let (_, input) = inbox(1, 1);
@@ -102,6 +103,7 @@ impl Replay {
             actor: ActorId(0),
             session: SessionId(0),
             account: Account::new("session", Budget::UNLIMITED, None),
+            n_guests_of_user: 1,
             arguments: Vec::new(),
             model: None,
             loads: LoadListener::default(),

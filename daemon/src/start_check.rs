@@ -2,7 +2,7 @@
 //!
 //! - Comes in: a configuration, and the user that a daemon would run as.
 //! - Goes out: the first thing that a start would refuse, in the words of the start; or what it would have.
-//! - Of the models the heads are read, and they are compared with the memory that they may have; a policy is compiled, begins, and says
+//! - Where guests are to run in processes of their own, one is started and confined. Of the models the heads are read, and they are compared with the memory that they may have; a policy is compiled, begins, and says
 //!   what it puts in front of each model, as at a start. What others have taken of a device, a socket or a port at that moment,
 //!   the start alone finds out.
 //! - Must not happen: a folder that is made, a device that is opened, a weight that is read.
@@ -15,7 +15,7 @@ use trellis_engine::model::Model;
 use crate::classes::Classes;
 use crate::config::Config;
 use crate::daemon::{DaemonError, cache_dir};
-use crate::guest::{GuestError, Policy, check_private};
+use crate::guest::{GuestError, GuestHost, Policy, check_private};
 use crate::loader::check_models;
 use crate::permissions::Permissions;
 
@@ -57,6 +57,7 @@ pub(crate) fn check(config: &Config, starter: Starter) -> Result<Startable, Daem
     let cache = check_cache(config, starter)?;
     check_guests_dir(config)?;
     let at_once = Startable::at_once(config)?;
+    GuestHost::check_isolation(config.isolation, config.compile_exe.as_deref())?;
     let policy = open_policy(config, cache.as_deref())?;
     let models = check_models(config)?;
     if let Some(policy) = policy {

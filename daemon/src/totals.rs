@@ -64,7 +64,12 @@ fn combined(a: &EngineStats, b: &EngineStats, combine: fn(u64, u64) -> u64) -> E
         n_swaps_out: combine(a.n_swaps_out, b.n_swaps_out),
         n_swaps_in: combine(a.n_swaps_in, b.n_swaps_in),
         n_pages_given_up: combine(a.n_pages_given_up, b.n_pages_given_up),
-        run_times: a.run_times.combined(&b.run_times, combine),
+        n_tokens_of_prompts: combine(a.n_tokens_of_prompts, b.n_tokens_of_prompts),
+        n_preempted: combine(a.n_preempted, b.n_preempted),
+        n_guesses: combine(a.n_guesses, b.n_guesses),
+        n_tokens_guessed: combine(a.n_tokens_guessed, b.n_tokens_guessed),
+        n_tokens_guessed_right: combine(a.n_tokens_guessed_right, b.n_tokens_guessed_right),
+        runs: a.runs.combined(&b.runs, combine),
         causes: a.causes.combined(&b.causes, combine),
         ..EngineStats::default()
     }

@@ -2,6 +2,7 @@
 //! scenes in virtual time, what policies gain.
 
 pub mod attacks;
+pub mod builds;
 pub mod daemons;
 pub mod device;
 pub mod engines;
@@ -10,6 +11,7 @@ pub mod fuzz;
 pub mod goldens;
 pub mod guests;
 pub mod guide;
+pub mod held;
 pub mod models;
 pub mod pack;
 pub mod policies;

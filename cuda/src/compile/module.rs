@@ -155,6 +155,18 @@ impl<P> Kernel<P> {
             result::function::set_function_attribute(self.raw, ATTRIBUTE, n_bytes as i32)
         })
     }
+
+    /// Allows clusters of more than the eight blocks that every device with clusters takes.
+    ///
+    /// # Errors
+    /// The device knows no such clusters.
+    pub fn allow_large_clusters(&self) -> Result<(), CudaError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as ATTRIBUTE;
+        // SAFETY: the function belongs to a loaded module.
+        check("cuFuncSetAttribute", || unsafe {
+            result::function::set_function_attribute(self.raw, ATTRIBUTE, 1)
+        })
+    }
 }
 
 impl Drop for Loaded {

@@ -27,6 +27,9 @@ macro_rules! params {
 }
 pub(crate) use params;
 
+/// Blocks of the largest cluster that every device with clusters takes.
+pub(crate) const N_CLUSTER_BLOCKS: usize = 8;
+
 /// Grid, block and dynamic shared memory of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
@@ -72,15 +75,8 @@ impl Launch {
         kernel: &Kernel<P>,
         params: &P,
     ) -> Result<(), CudaError> {
-        let clusters = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: n_blocks, y: 1, z: 1 },
-            },
-        };
         // SAFETY: the caller's promise.
-        unsafe { self.run_with(stream, kernel, params, &mut [clusters]) }
+        unsafe { self.run_with(stream, kernel, params, &mut [in_clusters(n_blocks)]) }
     }
 
     /// # Safety
@@ -92,18 +88,7 @@ impl Launch {
         params: &P,
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), CudaError> {
-        let config = sys::CUlaunchConfig {
-            gridDimX: self.grid.0,
-            gridDimY: self.grid.1,
-            gridDimZ: self.grid.2,
-            blockDimX: self.block.0,
-            blockDimY: self.block.1,
-            blockDimZ: self.block.2,
-            sharedMemBytes: self.shared_bytes,
-            hStream: stream.raw(),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        };
+        let config = self.config(stream.raw(), attributes);
         let mut places = [std::ptr::from_ref(params).cast_mut().cast()];
         check("cuLaunchKernelEx", || {
             // SAFETY: the caller's promise; the driver copies the parameters before it returns.
@@ -112,6 +97,46 @@ impl Launch {
                     .result()
             }
         })
+    }
+
+    /// Clusters of `n_blocks` blocks of this launch that the whole device has room for at once.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn n_resident_clusters<P>(self, kernel: &Kernel<P>, n_blocks: u32) -> Result<usize, CudaError> {
+        let mut attributes = [in_clusters(n_blocks)];
+        let config = self.config(std::ptr::null_mut(), &mut attributes);
+        let mut n_clusters = 0;
+        check("cuOccupancyMaxActiveClusters", || {
+            // SAFETY: the function belongs to a loaded module, and the pointers are valid for the call.
+            unsafe { sys::cuOccupancyMaxActiveClusters(&mut n_clusters, kernel.raw(), &config) }.result()
+        })?;
+        Ok(n_clusters.max(0) as usize)
+    }
+
+    fn config(self, stream: sys::CUstream, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: self.grid.0,
+            gridDimY: self.grid.1,
+            gridDimZ: self.grid.2,
+            blockDimX: self.block.0,
+            blockDimY: self.block.1,
+            blockDimZ: self.block.2,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+}
+
+fn in_clusters(n_blocks: u32) -> sys::CUlaunchAttribute {
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue {
+            clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: n_blocks, y: 1, z: 1 },
+        },
     }
 }
 

@@ -19,5 +19,5 @@ pub(crate) use call::check;
 pub use device::{Event, Gpu, Stream, Timing, reset};
 pub use error::CudaError;
 pub(crate) use graph::Graph;
-pub(crate) use launch::params;
 pub use launch::{Launch, Params};
+pub(crate) use launch::{N_CLUSTER_BLOCKS, params};

@@ -115,9 +115,10 @@ pub(crate) mod check {
     use half::{bf16, f16};
 
     use super::{Dtype, RowCount};
+    pub(crate) use crate::bare::{download, poisoned, upload};
     use crate::ops::usage::assert_registers_suffice;
     use crate::testing::{TestGpu, include_dir};
-    use crate::{Buffer, Compiler, CudaError, Plain, Slice, Source};
+    use crate::{Buffer, Compiler, CudaError, Slice, Source};
 
     pub(crate) const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 
@@ -184,12 +185,6 @@ pub(crate) mod check {
         }
     }
 
-    pub(crate) fn upload<T: Plain>(test: &TestGpu, values: &[T]) -> Buffer {
-        let buffer = test.gpu.allocate("a test", size_of_val(values)).expect("device memory");
-        buffer.slice().upload(&test.stream, values).expect("an upload");
-        buffer
-    }
-
     pub(crate) fn upload_as(test: &TestGpu, dtype: Dtype, values: &[f32]) -> Buffer {
         match dtype {
             Dtype::F32 => upload(test, values),
@@ -198,25 +193,12 @@ pub(crate) mod check {
         }
     }
 
-    /// Memory of bytes 0xff: NaN in every type.
-    pub(crate) fn poisoned(test: &TestGpu, n_bytes: usize) -> Buffer {
-        let buffer = test.gpu.allocate("a test", n_bytes).expect("device memory");
-        buffer.slice().fill(&test.stream, 0xff).expect("a fill");
-        buffer
-    }
-
     pub(crate) fn download_as(test: &TestGpu, dtype: Dtype, slice: Slice, n: usize) -> Vec<f32> {
         match dtype {
             Dtype::F32 => download(test, slice, n, 0f32),
             Dtype::F16 => download(test, slice, n, f16::ZERO).into_iter().map(f16::to_f32).collect(),
             Dtype::Bf16 => download(test, slice, n, bf16::ZERO).into_iter().map(bf16::to_f32).collect(),
         }
-    }
-
-    pub(crate) fn download<T: Plain>(test: &TestGpu, slice: Slice, n: usize, filler: T) -> Vec<T> {
-        let mut values = vec![filler; n];
-        slice.download(&test.stream, &mut values).expect("a download");
-        values
     }
 
     /// `|got - expected| <= absolute + relative * |expected|` everywhere; NaN fails.

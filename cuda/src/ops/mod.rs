@@ -38,6 +38,8 @@ pub(crate) mod program_library;
 pub(crate) mod program_loading;
 mod program_plain;
 pub mod program_plan;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod program_trial;
 pub mod rope;
 pub mod sample;
 pub mod shares;

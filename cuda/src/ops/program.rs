@@ -2,8 +2,8 @@
 //!
 //! The definition is [`trellis_engine::sampling::program`]: over the same logits, token, state and reports are the CPU's to
 //! the bit. Everything that changes from step to step lies in device buffers, and the grid depends on the bucket of rows
-//! alone, so that a launch can be captured in a graph. There are two kernels of the same text: few chains take a
-//! whole multiprocessor for each block, many share them.
+//! alone, so that a launch can be captured in a graph. There are kernels of the same text for one chain or some, for
+//! few and for many: few take a whole multiprocessor for each block, many share them.
 
 use trellis_engine::batch::OutputFault;
 use trellis_engine::sampling::GUMBEL_MAX;
@@ -15,12 +15,16 @@ use super::program_code::{CODES, N_CODE_MAX, N_REGISTERS, PLACES};
 use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, N_PLAIN_SHIFT, WITHIN_LIST};
 use super::program_plain::{FORMS, N_PLAIN_MAX};
 use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SUMS, NO_NUMBER};
+use crate::driver::N_CLUSTER_BLOCKS;
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
 
 /// How a row is shared out.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
+    kernel: &'static str,
+    /// The chains that it is for.
+    n_chains_max: usize,
     n_threads: usize,
     /// Groups of four tokens that a thread holds.
     n_groups: usize,
@@ -32,37 +36,67 @@ struct Shape {
     n_resident: usize,
 }
 
+impl Shape {
+    fn launch(&self, n_chains: usize) -> Launch {
+        Launch {
+            grid: ((n_chains * self.n_blocks) as u32, 1, 1),
+            block: (self.n_threads as u32, 1, 1),
+            shared_bytes: self.shared_bytes as u32,
+        }
+    }
+}
+
+/// Chains that take the largest clusters, where the device has room for such.
+const N_CHAINS_LEAST: usize = 4;
+
 /// Chains of which each block has a multiprocessor to itself.
-const N_CHAINS_FEW: usize = 16;
+pub(crate) const N_CHAINS_FEW: usize = 16;
 
 /// Chains of many that are under way together, as far as that matters for what is read ahead.
-const N_CHAINS_AT_ONCE: usize = 96;
+const N_CHAINS_AT_ONCE: usize = 128;
 
 /// Entries of a plan that shared memory holds, those of one step at least.
 const N_PLAN: usize = 256;
 const _: () = assert!(N_PLAIN_MAX + N_CODE_MAX + N_GATHERED + N_SUMS <= N_PLAN);
 
-/// For few rows and for many. Clusters came with 9.0, as did shared memory for many threads. Where rows are many, each
-/// has fewer blocks: what every block does for itself, and their waiting for each other, cost more than reading out of L2 what
-/// shared memory has no room for.
-fn shapes((major, _): (i32, i32)) -> [Shape; 2] {
+/// By rising number of chains. Clusters came with 9.0, as did shared memory for many threads. A row alone has as many
+/// blocks as a cluster takes. Where rows are many, each has fewer: what every block does for itself, and their waiting for each
+/// other, cost more than reading out of L2 what shared memory has no room for.
+fn shapes((major, _): (i32, i32)) -> &'static [Shape] {
+    const LEAST: Shape = Shape {
+        kernel: "logit_programs_of_one",
+        n_chains_max: N_CHAINS_LEAST,
+        n_threads: 512,
+        n_groups: 2,
+        n_blocks: 16,
+        shared_bytes: 200 << 10,
+        n_resident: 1,
+    };
+    const FEW: Shape =
+        Shape { kernel: "logit_programs_of_few", n_chains_max: N_CHAINS_FEW, n_blocks: 8, ..LEAST };
+    const MANY: Shape = Shape {
+        kernel: "logit_programs",
+        n_chains_max: usize::MAX,
+        n_blocks: 2,
+        shared_bytes: 110 << 10,
+        n_resident: 2,
+        ..LEAST
+    };
+    const WITHOUT_CLUSTERS: Shape =
+        Shape { n_threads: 128, n_blocks: 1, shared_bytes: 88 << 10, n_resident: 1, ..MANY };
     match major {
-        ..9 => [Shape { n_threads: 128, n_groups: 2, n_blocks: 1, shared_bytes: 88 << 10, n_resident: 1 }; 2],
-        _ => [
-            Shape { n_threads: 512, n_groups: 2, n_blocks: 8, shared_bytes: 200 << 10, n_resident: 1 },
-            Shape { n_threads: 256, n_groups: 2, n_blocks: 4, shared_bytes: 75 << 10, n_resident: 3 },
-        ],
+        ..9 => &[WITHOUT_CLUSTERS],
+        _ => &[LEAST, FEW, MANY],
     }
 }
 
-/// The sources of the kernel: of few chains and of many, which compile side by side.
+/// The sources of the kernel, by rising number of chains, which compile side by side.
 #[must_use]
-pub fn sources(capability: (i32, i32)) -> [Source; 2] {
-    let [few, many] = shapes(capability);
-    [source("logit_programs_of_few", few), source("logit_programs", many)]
+pub fn sources(capability: (i32, i32)) -> Vec<Source> {
+    shapes(capability).iter().copied().map(source).collect()
 }
 
-fn source(kernel: &'static str, shape: Shape) -> Source {
+fn source(shape: Shape) -> Source {
     let text = concat!(
         include_str!("maths.cuh"),
         include_str!("noise.cuh"),
@@ -78,7 +112,7 @@ fn source(kernel: &'static str, shape: Shape) -> Source {
         include_str!("program.cu")
     );
     let source = Source::new("program.cu", text)
-        .with("KERNEL", kernel)
+        .with("KERNEL", shape.kernel)
         .with("CLUSTER", shape.n_blocks)
         .with("THREADS", shape.n_threads)
         .with("GROUPS", shape.n_groups)
@@ -291,8 +325,8 @@ pub fn planes_bytes(n_sets: usize, vocab_size: usize) -> usize {
 /// The kernel, loaded.
 #[derive(Debug)]
 pub struct ProgramKernel {
-    few: (Kernel<ProgramParams>, Shape),
-    many: (Kernel<ProgramParams>, Shape),
+    /// By rising number of chains; the last takes any.
+    of: Vec<(Kernel<ProgramParams>, Shape)>,
 }
 
 impl ProgramKernel {
@@ -300,17 +334,21 @@ impl ProgramKernel {
     ///
     /// # Errors
     /// The driver refused.
-    pub fn new([of_few, of_many]: [&Module; 2], capability: (i32, i32)) -> Result<Self, CudaError> {
-        let [few, many] = shapes(capability);
-        let load = |module: &Module, name, shape: Shape| {
-            let kernel = module.kernel(name)?;
+    pub fn new(modules: &[Module], capability: (i32, i32)) -> Result<Self, CudaError> {
+        let mut of = Vec::new();
+        for (module, &shape) in modules.iter().zip(shapes(capability)) {
+            let kernel = module.kernel(shape.kernel)?;
             kernel.allow_shared_bytes(shape.shared_bytes)?;
-            Ok((kernel, shape))
-        };
-        Ok(Self {
-            few: load(of_few, "logit_programs_of_few", few)?,
-            many: load(of_many, "logit_programs", many)?,
-        })
+            if shape.n_blocks > N_CLUSTER_BLOCKS {
+                kernel.allow_large_clusters()?;
+                // A part of a device may have no multiprocessors for them.
+                if shape.launch(1).n_resident_clusters(&kernel, shape.n_blocks as u32)? < N_CHAINS_LEAST {
+                    continue;
+                }
+            }
+            of.push((kernel, shape));
+        }
+        Ok(Self { of })
     }
 
     /// Launches the programs of a bucket of `n_chains` chains.
@@ -340,12 +378,8 @@ impl ProgramKernel {
         if n_chains == 0 {
             return Ok(());
         }
-        let (kernel, shape) = if n_chains <= N_CHAINS_FEW { &self.few } else { &self.many };
-        let launch = Launch {
-            grid: ((n_chains * shape.n_blocks) as u32, 1, 1),
-            block: (shape.n_threads as u32, 1, 1),
-            shared_bytes: shape.shared_bytes as u32,
-        };
+        let is_for = |(_, shape): &&(_, Shape)| n_chains <= shape.n_chains_max;
+        let (kernel, shape) = self.of.iter().find(is_for).expect("the last takes any number");
         let params = ProgramParams {
             programs: buffers.programs.into(),
             rows: buffers.rows.into(),
@@ -370,7 +404,7 @@ impl ProgramKernel {
             unused: 0,
         };
         // SAFETY: the lengths are asserted or the caller's promise.
-        unsafe { launch.run(stream, kernel, &params) }
+        unsafe { shape.launch(n_chains).run(stream, kernel, &params) }
     }
 }
 

@@ -162,9 +162,11 @@ __device__ __forceinline__ void gather_sum(const Run& r, const Place& at, unsign
 // weights of at most 1. Far below, where they come to no part, it is less than 1.
 constexpr float WEIGHT_REACH = 41.0f;
 
+__device__ __forceinline__ float within_weights(float below) { return fmaxf(below, -WEIGHT_REACH); }
+
 __device__ __forceinline__ float weight_in_parts(float below) {
     float shifted;
-    const float y = exp_fraction(fmaxf(below, -WEIGHT_REACH), shifted);
+    const float y = exp_fraction(within_weights(below), shifted);
     // 2^(n + 45), from the last bits of what was shifted.
     return __fmul_rn(y, __uint_as_float((__float_as_uint(shifted) << 23) + ((45u + 127u) << 23)));
 }
@@ -174,14 +176,15 @@ __device__ __forceinline__ void add_exponentials(const Many& x, bool has_weighte
     float below[EACH], weights[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        below[i] = __fsub_rn(x.v[i], max);
+        // What is farther weighs nothing, times this distance as well.
+        below[i] = within_weights(__fsub_rn(x.v[i], max));
         weights[i] = weight_in_parts(below[i]);
         sum += __float2ull_rz(weights[i]);
     }
     if (!has_weighted) return;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        weighted += __float2ull_rz(below[i] >= -WEIGHT_REACH ? __fmul_rn(-below[i], weights[i]) : 0.0f);
+        weighted += __float2ull_rz(__fmul_rn(-below[i], weights[i]));
 }
 
 __device__ __forceinline__ void gather_exponentials(const Many& row, unsigned valid, u64* place, bool has_weighted,

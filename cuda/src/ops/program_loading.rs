@@ -1,8 +1,9 @@
 //! The kernel of logit programs, made ready when the first program is put on: few daemons run one, and it takes longer to
 //! compile than all others.
 
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ScopedJoinHandle};
 
 use super::program::{ProgramKernel, sources};
 use crate::{Compiler, CudaError, Gpu, Module};
@@ -63,12 +64,14 @@ impl Drop for ProgramLoading {
 fn load(gpu: &Gpu, compiler: &Compiler) -> Result<ProgramKernel, CudaError> {
     gpu.make_current()?;
     let capability = gpu.compute_capability();
-    let [few, many] = sources(capability);
-    let (few, many) = thread::scope(|scope| {
-        let few = scope.spawn(|| compiler.cubin(&few));
-        let many = compiler.cubin(&many);
-        (few.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), many)
+    let sources = sources(capability);
+    let cubins: Vec<_> = thread::scope(|scope| {
+        let compiling: Vec<_> = sources.iter().map(|source| scope.spawn(|| compiler.cubin(source))).collect();
+        let done =
+            |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        compiling.into_iter().map(done).collect()
     });
-    let (few, many) = (Module::load(gpu, &few?)?, Module::load(gpu, &many?)?);
-    ProgramKernel::new([&few, &many], capability)
+    let load = |cubin: Result<Arc<[u8]>, CudaError>| Module::load(gpu, &cubin?);
+    let modules = cubins.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
+    ProgramKernel::new(&modules, capability)
 }

@@ -37,25 +37,43 @@ __device__ __forceinline__ Form form_of(const Shared& s, const uint4* entries) {
         }                                                                                                              \
     }
 
-__device__ __forceinline__ void move(Many& x, float by) {
-    if (by <= FLOAT_MAX) EACH_ENTRY(fminf(__fadd_rn(a, by), FLOAT_MAX))
+__device__ __forceinline__ void move(Many& x, float by, bool is_finite) {
+    if (is_finite || by <= FLOAT_MAX) EACH_ENTRY(fminf(__fadd_rn(a, by), FLOAT_MAX))
     else EACH_ENTRY(in_row(__fadd_rn(a, by)))
 }
 
-// Makes the row. `marked` begins as the logits.
+// The form of a distance from a number, as a typical token's from the entropy. It is common and has many parts: where it is
+// known beforehand, nothing has to be looked up for a tile.
+constexpr unsigned DISTANCE = MOVED | MARKED | MOVED_AGAIN | POSITIVE | NEGATIVE;
+constexpr unsigned DISTANCE_NUCLEUS = DISTANCE | IN_NUCLEUS | OF_LOGITS;
+
+// Whether a form is this one, whose numbers are such that make_row may leave out what they make needless.
+__device__ __forceinline__ bool is_form(const Form& form, unsigned flags) {
+    return (form.flags & ~(MOVED_DOWN | MOVED_AGAIN_DOWN)) == flags && fabsf(form.by) <= FLOAT_MAX &&
+           fabsf(form.again) <= FLOAT_MAX && (!(flags & IN_NUCLEUS) || form.bound > -FLOAT_MAX);
+}
+
+// Makes the row. `marked` begins as the logits. KNOWN is a form that was recognized, or 0.
+template <unsigned KNOWN>
 __device__ __forceinline__ void make_row(const Run& r, const Place& at, const Form& form, Many& x, Many& marked) {
-    const unsigned flags = form.flags;
+    const unsigned flags = KNOWN != 0 ? KNOWN : form.flags;
     if (flags == 0) return;
+    const Many logits = x;
     if (flags & (MOVED_FIRST | DIVIDED)) {
-        if (flags & MOVED_FIRST) move(x, form.first);
+        if (flags & MOVED_FIRST) move(x, form.first, KNOWN != 0);
         if (flags & DIVIDED) divide(x, form.divisor);
     }
     if (flags & (MOVED | MARKED | MOVED_AGAIN | POSITIVE | NEGATIVE)) {
-        if (flags & MOVED) move(x, form.by);
+        if (flags & MOVED) move(x, form.by, KNOWN != 0);
         if (flags & MARKED) marked = x;
-        if (flags & MOVED_AGAIN) move(x, form.again);
-        if (flags & POSITIVE) EACH_ENTRY(fminf(fabsf(a), FLOAT_MAX))
-        if (flags & NEGATIVE) EACH_ENTRY(fminf(-a, FLOAT_MAX))
+        if ((KNOWN & DISTANCE) == DISTANCE) {
+            // The steps below at once, as it comes to the same: what is above the largest number becomes that by its size.
+            EACH_ENTRY(-fminf(fabsf(__fadd_rn(a, form.again)), FLOAT_MAX))
+        } else {
+            if (flags & MOVED_AGAIN) move(x, form.again, false);
+            if (flags & POSITIVE) EACH_ENTRY(fminf(fabsf(a), FLOAT_MAX))
+            if (flags & NEGATIVE) EACH_ENTRY(fminf(-a, FLOAT_MAX))
+        }
     }
     if (flags < KEPT_FROM) return;
     const float bound = form.bound;
@@ -68,11 +86,13 @@ __device__ __forceinline__ void make_row(const Run& r, const Place& at, const Fo
     } else if (flags & IN_NUCLEUS) {
         const int last = form.last - at.first;
         if (!(flags & (OF_LOGITS | OF_MARKED))) marked = x;
-        const Many value = flags & OF_LOGITS ? logits_at(r, at) : marked;
+        const Many value = !(flags & OF_LOGITS) ? marked : KNOWN != 0 ? logits : logits_at(r, at);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const bool is_in = (x.v[i] > bound) | ((x.v[i] == bound) & (i / 4 * at.step + i % 4 <= last));
-            x.v[i] = is_in & (marked.v[i] > minus_infinity()) ? value.v[i] : form.elsewhere;
+            // Of -inf the distance is the largest number: a known bound is nearer.
+            const bool counts = KNOWN != 0 || marked.v[i] > minus_infinity();
+            x.v[i] = is_in & counts ? value.v[i] : form.elsewhere;
         }
     }
 }
@@ -81,20 +101,20 @@ __device__ __forceinline__ void make_row(const Run& r, const Place& at, const Fo
 
 // The tokens of the block, a tile of each warp at a time, in the form of a root. There is a loop for each root, with
 // registers of its own.
-template <class F> __device__ __forceinline__ void each_tile(Run& r, const uint4* entries, F f) {
-    const int n_tokens = r.s.end - r.begin, step = r.s.n_warps * TILE;
-    const Form form = form_of(r.s, entries);
+template <unsigned KNOWN = 0, class F> __device__ __forceinline__ void each_tile(Run& r, const Form& form, F f) {
+    const int begin = r.begin, n_kept = r.n_kept, n_tokens = r.s.end - begin, step = r.s.n_warps * TILE;
     for (int start = (int)threadIdx.x / 32 * TILE; start < n_tokens; start += step) {
-        if (r.n_there < r.n_kept) wait_for_row(r, start + TILE);
-        Place at = {r.begin + start + 4 * (int)(threadIdx.x % 32), 128, ALL_VALID};
+        if (r.n_there < n_kept) wait_for_row(r, start + TILE);
+        Place at = {begin + start + 4 * (int)(threadIdx.x % 32), 128, ALL_VALID};
         if (start + TILE > n_tokens) {
             at.valid = 0;
 #pragma unroll
             for (int i = 0; i < EACH; i++)
-                if (token_of(at, i) < r.s.end) at.valid |= 1u << i;
+                if (token_of(at, i) < begin + n_tokens) at.valid |= 1u << i;
         }
-        Many x = logits_at(r, at), marked = x;
-        make_row(r, at, form, x, marked);
+        // A tile is kept as a whole or not at all.
+        Many x = start < n_kept ? kept_at(r, at.first - begin, 128) : logits_in_memory(r, at), marked = x;
+        make_row<KNOWN>(r, at, form, x, marked);
         f(at, x, marked);
     }
 }
@@ -105,16 +125,37 @@ __device__ __forceinline__ u64* place_of(Shared& s, const uint4* entries) {
     return &s.gathered[slot_of(entries)][threadIdx.x / 32];
 }
 
+// Gathers for a selection.
+__device__ __forceinline__ void read_ranks(Run& r, const Form& form) {
+    const Selecting sel = r.s.selecting;
+    const Ranks what = ranks_of(sel);
+    if (what == Ranks::Digits || !is_form(form, DISTANCE) || !sel.is_nucleus) {
+        each_tile(r, form, [&](const Place& at, Many& x, Many& marked) { gather_ranks(r, at, x, marked); });
+    } else if (what == Ranks::Count) {
+        Selecting nucleus = sel;
+        nucleus.is_nucleus = true;
+        each_tile<DISTANCE>(r, form, [&](const Place& at, Many& x, Many& marked) {
+            by_eights(x, marked, [&](int start) { count_by_distance(r, nucleus, true, at.valid >> start, x, marked); });
+        });
+    } else {
+        const Reach reach = reach_of(sel);
+        each_tile<DISTANCE>(r, form, [&](const Place& at, Many& x, Many& marked) {
+            by_eights(x, marked, [&](int start) { list_reached(r, reach, at, start, x, marked); });
+        });
+    }
+}
+
 // Gathers for one root.
 __device__ __forceinline__ void read_plain(Run& r, const uint4* entries) {
     Shared& s = r.s;
     if ((int)threadIdx.x / 32 >= s.n_warps) return;
     const unsigned what = entries[0].x & 255;
+    const Form form = form_of(s, entries);
     if (what == BEST) {
         // The first tile that has the best of the thread: it is looked at again. What does not count in it comes last.
         float best = minus_infinity();
         int first = -1;
-        each_tile(r, entries, [&](const Place& at, Many& x, Many&) {
+        each_tile(r, form, [&](const Place& at, Many& x, Many&) {
             const float largest = largest_of(counted(x, at.valid));
             if (largest > best) best = largest, first = at.first;
         });
@@ -122,7 +163,7 @@ __device__ __forceinline__ void read_plain(Run& r, const uint4* entries) {
         if (first >= 0) {
             const Place at = {first, 128, ALL_VALID};
             Many x = logits_at(r, at), marked = x;
-            make_row(r, at, form_of(s, entries), x, marked);
+            make_row<0>(r, at, form, x, marked);
 #pragma unroll
             for (int i = EACH - 1; i >= 0; i--)
                 if (x.v[i] == best) low = low_of(token_of(at, i), __float_as_uint(x.v[i]) == 0x80000000u);
@@ -132,7 +173,7 @@ __device__ __forceinline__ void read_plain(Run& r, const uint4* entries) {
     } else if (what == LOG_SUM_EXP || what == ENTROPY) {
         const float max = s.numbers[entries[0].w & (N_NUMBERS - 1)];
         u64 sum = 0, weighted = 0;
-        each_tile(r, entries, [&](const Place& at, Many& x, Many&) {
+        each_tile(r, form, [&](const Place& at, Many& x, Many&) {
             add_exponentials(counted(x, at.valid), what == ENTROPY, max, sum, weighted);
         });
         sum = warp_sum_of_any(sum), weighted = warp_sum_of_any(weighted);
@@ -142,18 +183,20 @@ __device__ __forceinline__ void read_plain(Run& r, const uint4* entries) {
             if (what == ENTROPY) place[WARPS] += weighted;
         }
     } else if (what == DRAW) {
-        each_tile(r, entries, [&](const Place& at, Many& x, Many&) {
+        const auto draw = [&](const Place& at, Many& x, Many&) {
             gather_draw(r, at, slot_of(entries), place_of(s, entries), x, fresh(entries[0].z));
-        });
+        };
+        if (is_form(form, DISTANCE_NUCLEUS)) each_tile<DISTANCE_NUCLEUS>(r, form, draw);
+        else each_tile(r, form, draw);
     } else if (what == RANK) {
-        each_tile(r, entries, [&](const Place& at, Many& x, Many& marked) { gather_ranks(r, at, x, marked); });
+        read_ranks(r, form);
     } else if (what == COUNT) {
         unsigned sum = 0;
-        each_tile(r, entries, [&](const Place& at, Many& x, Many&) { sum += (unsigned)__popc(in_set(at.valid, x)); });
+        each_tile(r, form, [&](const Place& at, Many& x, Many&) { sum += (unsigned)__popc(in_set(at.valid, x)); });
         sum = __reduce_add_sync(LANES_ALL, sum);
         if (threadIdx.x % 32 == 0) *place_of(s, entries) += sum;
     } else {  // SUM, SQUARES
-        each_tile(r, entries, [&](const Place& at, Many& x, Many&) {
+        each_tile(r, form, [&](const Place& at, Many& x, Many&) {
             const float mean = s.numbers[fresh(entries[0].w) & (N_NUMBERS - 1)];
             gather_sum(r, at, slot_of(entries), x, at.valid, what == SQUARES, mean);
         });

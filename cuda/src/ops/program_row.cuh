@@ -98,10 +98,11 @@ __device__ __forceinline__ Four load4(const float* row, int first, int vocab) {
     return out;
 }
 
-__device__ __forceinline__ Many logits_at(const Run& r, const Place& at) {
-    const int idx = at.first - r.begin;
-    // A tile is there as a whole or not at all.
-    if ((unsigned)idx < (unsigned)r.n_kept) return spread((const float4*)(kept_of(r.s) + idx), at.step);
+__device__ __forceinline__ Many kept_at(const Run& r, int idx, int step) {
+    return spread((const float4*)(kept_of(r.s) + idx), step);
+}
+
+__device__ __forceinline__ Many logits_in_memory(const Run& r, const Place& at) {
     if ((r.vocab & 3) != 0) return by_groups(at, [&](int first) { return load4(r.s.logits, first, r.vocab); });
     // All groups are on their way at once.
     Many out;
@@ -114,6 +115,12 @@ __device__ __forceinline__ Many logits_at(const Run& r, const Place& at) {
         for (int i = 0; i < 4; i++) out.v[4 * group + i] = x.v[i];
     }
     return out;
+}
+
+__device__ __forceinline__ Many logits_at(const Run& r, const Place& at) {
+    const int idx = at.first - r.begin;
+    // A tile is there as a whole or not at all.
+    return (unsigned)idx < (unsigned)r.n_kept ? kept_at(r, idx, at.step) : logits_in_memory(r, at);
 }
 
 __device__ __forceinline__ Four mask4(const Run& r, unsigned start, int first) {

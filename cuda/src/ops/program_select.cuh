@@ -89,104 +89,157 @@ __device__ __forceinline__ void list_tokens(const Run& r, const Place& at, int s
     }
 }
 
-// A root: counts tokens by bins, or lists those of one.
-// The first eight of a thread's tokens, of which `start` are done.
-__device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, int start,
-                                                const Many& order, const Many& row) {
-    Selections& all = selections_of(r.s);
-    const Selecting& sel = r.s.selecting;
-    const float largest = sel.largest_order;
-    const int bin = sel.bin;
-    unsigned in = 0;
-    if (bin < 0) {
+// Adds eight amounts of a thread to bins. Where most tokens count (`is_full`), amounts of 0 are added as well, as a branch takes
+// longer; many of them would queue up.
+__device__ __forceinline__ void add_to_bins(Selections& all, bool is_nucleus, bool is_full, const int (&bins)[8],
+                                            const u64 (&amounts)[8]) {
+    // Where all tokens of a thread are in one bin, in all threads of the warp, atomics would queue up.
+    int differing = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (row.v[i] > minus_infinity()) in |= 1u << i;
-    } else {
-        // The distances of the bin's values; of all that are not farther where it is listed as a whole. No distance is a
-        // number where all are -inf, which are in one bin.
-        const int depth = BINS - 1 - bin;
-        const float nearest = depth == 0 || sel.is_whole ? minus_infinity() : (float)depth / BINS_PER_NAT;
-        const float farthest = depth == BINS - 1 ? plus_infinity() : (float)(depth + 1) / BINS_PER_NAT;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float below = __fsub_rn(largest, order.v[i]);
-            const bool is_in = !(below < nearest) & (!(below >= farthest) | (farthest == plus_infinity()));
-            in |= is_in & (row.v[i] > minus_infinity()) ? 1u << i : 0u;
-        }
-    }
-    in &= at.valid >> start;
-    if (!__any_sync(LANES_ALL, in != 0)) return;
-    int bins[8];
-    if (bin < 0) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) bins[i] = bin_of(largest, order.v[i]);
-    }
-    if (bin >= 0 && !sel.is_whole && !(sel.is_listed && sel.known == RANK_BITS)) {
-        const int known = sel.known, shift = known - digit_bits(sel);
-        const u64 found = sel.found;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const u64 rank = rank_of(sel, order.v[i], token_of(at, start + i));
-            if (rank >> known != found) in &= ~(1u << i);
-            bins[i] = (int)((rank >> shift) - (found << (known - shift))) & (BINS - 1);
-        }
-        if (!__any_sync(LANES_ALL, in != 0)) return;
-    }
-    if (sel.is_listed) {
-        list_tokens(r, at, start, in, order, row);
-        return;
-    }
-    // Worked out side by side, before anything is added: behind an atomic all that is in shared memory is read again.
-    u64 amounts[8];
-    if (sel.is_nucleus) {
-        const float largest_row = sel.largest_row;
-#pragma unroll
-        for (int i = 0; i < 8; i++) amounts[i] = __float2ull_rz(weight_in_parts(__fsub_rn(row.v[i], largest_row)));
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) amounts[i] = 1;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (!((in >> i) & 1)) amounts[i] = 0;
-    // Where all tokens of the warp are in one bin, atomics would queue up.
-    int least = BINS, most = -1;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if ((in >> i) & 1) least = min(least, bins[i]), most = max(most, bins[i]);
-    if (__all_sync(LANES_ALL, least >= most)) {
+    for (int i = 1; i < 8; i++) differing |= bins[0] ^ bins[i];
+    if (__all_sync(LANES_ALL, differing == 0)) {
         u64 sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += amounts[i];
-        const int common = (int)__reduce_max_sync(LANES_ALL, (unsigned)(most + 1)) - 1;
-        if (common < 0) return;
-        const u64 of_common = warp_sum(most == common ? sum : 0);
+        const int common = (int)__reduce_max_sync(LANES_ALL, (unsigned)bins[0]);
+        const u64 of_common = warp_sum(bins[0] == common ? sum : 0);
         if (threadIdx.x % 32 == 0) add_amount(all, common, of_common);
-        if (most != common && sum != 0) add_amount(all, most, sum);
+        if (bins[0] != common && sum != 0) add_amount(all, bins[0], sum);
         return;
     }
-    if (!sel.is_nucleus) {
+    if (!is_nucleus) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) add_if((in >> i) & 1, &all.low[bins[i]], 1u);
+        for (int i = 0; i < 8; i++) add_if(amounts[i] != 0, &all.low[bins[i]], 1u);
         return;
     }
     // All at once, as each takes its time.
     unsigned before[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) before[i] = add_if(amounts[i] != 0, &all.low[bins[i]], (unsigned)amounts[i]);
+    for (int i = 0; i < 8; i++) {
+        const unsigned low = (unsigned)amounts[i];
+        before[i] = is_full ? atomicAdd(&all.low[bins[i]], low) : add_if(amounts[i] != 0, &all.low[bins[i]], low);
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const unsigned low = (unsigned)amounts[i];
         const unsigned high = (unsigned)(amounts[i] >> 32) + (before[i] + low < low ? 1u : 0u);
-        add_if(high != 0, &all.high[bins[i]], high);
+        if (is_full) atomicAdd(&all.high[bins[i]], high);
+        else add_if(high != 0, &all.high[bins[i]], high);
     }
 }
 
-__device__ __forceinline__ void gather_ranks(const Run& r, const Place& at, Many& order, Many& row) {
+// The amounts of eight tokens, of which those of `in` count. Worked out side by side, before anything is added: behind an atomic
+// all that is in shared memory is read again.
+__device__ __forceinline__ void amounts_of(bool is_nucleus, float largest_row, unsigned in, const Many& row, u64 (&amounts)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        // Of -inf it is 0.
+        if (is_nucleus) amounts[i] = __float2ull_rz(weight_in_parts(__fsub_rn(row.v[i], largest_row)));
+        else amounts[i] = row.v[i] > minus_infinity() ? 1 : 0;
+    }
+    if ((in & 255) == 255) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (!((in >> i) & 1)) amounts[i] = 0;
+}
+
+// The distances from the largest of what is listed: those of a bin, of all that are not farther, or all where none is known.
+struct Reach {
+    float largest, nearest, farthest;
+};
+
+__device__ __forceinline__ Reach reach_of(const Selecting& sel) {
+    const int depth = BINS - 1 - sel.bin;
+    Reach reach = {sel.largest_order, minus_infinity(), plus_infinity()};
+    if (depth > 0 && depth < BINS && !sel.is_whole) reach.nearest = (float)depth / BINS_PER_NAT;
+    // The number before the next bin's nearest.
+    if (depth < BINS - 1) reach.farthest = __uint_as_float(__float_as_uint((float)(depth + 1) / BINS_PER_NAT) - 1);
+    return reach;
+}
+
+// Those of eight tokens that are within reach. No distance is a number where all are -inf, which are in one bin.
+__device__ __forceinline__ unsigned within_reach(const Reach& reach, unsigned valid, const Many& order, const Many& row) {
+    bool is_in[8], has_any = false;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float below = __fsub_rn(reach.largest, order.v[i]);
+        is_in[i] = !(below < reach.nearest) & !(below > reach.farthest);
+        has_any |= is_in[i];
+    }
+    if (!__any_sync(LANES_ALL, has_any)) return 0;
+    unsigned in = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) in |= is_in[i] & (row.v[i] > minus_infinity()) ? 1u << i : 0u;
+    return in & valid;
+}
+
+// What follows is done with the first eight of a thread's tokens, `start` of which are done.
+
+// Counts by the distance from the largest.
+__device__ __forceinline__ void count_by_distance(const Run& r, const Selecting& sel, bool is_full, unsigned valid,
+                                                  const Many& order, const Many& row) {
+    int bins[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) bins[i] = bin_of(sel.largest_order, order.v[i]);
+    u64 amounts[8];
+    amounts_of(sel.is_nucleus, sel.largest_row, valid, row, amounts);
+    add_to_bins(selections_of(r.s), sel.is_nucleus, is_full, bins, amounts);
+}
+
+// Counts by the next digit of the rank, or lists by what is known of it.
+__device__ __forceinline__ void gather_digits(const Run& r, const Selecting& sel, const Place& at, int start,
+                                              const Many& order, const Many& row) {
+    unsigned in = within_reach(reach_of(sel), at.valid >> start, order, row);
+    if (!__any_sync(LANES_ALL, in != 0)) return;
+    int bins[8];
+    const int known = sel.known, shift = known - digit_bits(sel);
+    const u64 found = sel.found;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const u64 rank = rank_of(sel, order.v[i], token_of(at, start + i));
+        if (rank >> known != found) in &= ~(1u << i);
+        bins[i] = (int)((rank >> shift) - (found << (known - shift))) & (BINS - 1);
+    }
+    if (!__any_sync(LANES_ALL, in != 0)) return;
+    if (sel.is_listed) {
+        list_tokens(r, at, start, in, order, row);
+        return;
+    }
+    u64 amounts[8];
+    amounts_of(sel.is_nucleus, sel.largest_row, in, row, amounts);
+    add_to_bins(selections_of(r.s), sel.is_nucleus, false, bins, amounts);
+}
+
+// Lists what is within reach.
+__device__ __forceinline__ void list_reached(const Run& r, const Reach& reach, const Place& at, int start, const Many& order,
+                                             const Many& row) {
+    const unsigned in = within_reach(reach, at.valid >> start, order, row);
+    if (__any_sync(LANES_ALL, in != 0)) list_tokens(r, at, start, in, order, row);
+}
+
+// What a selection does with tokens.
+enum class Ranks { Count, List, Digits };
+
+__device__ __forceinline__ Ranks ranks_of(const Selecting& sel) {
+    if (sel.is_listed && (sel.is_whole || sel.known == RANK_BITS)) return Ranks::List;
+    return sel.bin < 0 ? Ranks::Count : Ranks::Digits;
+}
+
+// Calls `f` for eight tokens of a thread at a time.
+template <class F> __device__ __forceinline__ void by_eights(Many& order, Many& row, F f) {
 #pragma unroll 1
-    for (int start = 0; start < EACH; start += 8, turn<8>(order), turn<8>(row))
-        gather_ranks_of(r, at, start, order, row);
+    for (int start = 0; start < EACH; start += 8, turn<8>(order), turn<8>(row)) f(start);
+}
+
+// A root: counts tokens by bins, or lists those of one.
+__device__ __forceinline__ void gather_ranks(const Run& r, const Place& at, Many& order, Many& row) {
+    const Selecting& sel = r.s.selecting;
+    const Ranks what = ranks_of(sel);
+    by_eights(order, row, [&](int start) {
+        if (what == Ranks::Count) count_by_distance(r, sel, false, at.valid >> start, order, row);
+        else if (what == Ranks::List) list_reached(r, reach_of(sel), at, start, order, row);
+        else gather_digits(r, sel, at, start, order, row);
+    });
 }
 
 // Sums over the threads before this one, and over all, in every thread.

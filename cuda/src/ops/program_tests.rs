@@ -45,13 +45,21 @@ fn n_different(rows: &[(String, CaseRow)], vocab_size: usize, answers: &[Answer]
 fn compare(rows: Vec<(String, CaseRow)>, vocab_size: usize) -> usize {
     let Some(gpu) = gpu() else { return 0 };
     let (names, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    // Mostly more chains than the kernel for few takes, and then no more than it does: a bucket has one more.
-    let answers = run(&gpu, &rows, 2, vocab_size);
-    let few = rows.chunks(3 * (N_CHAINS_FEW - 1));
-    let of_few: Vec<Answer> = few.flat_map(|rows| run(&gpu, rows, 3, vocab_size)).collect();
-    let is_other = |(many, few): &(&Answer, &Answer)| bits(many) != bits(few);
-    let n_other = answers.iter().zip(&of_few).filter(is_other).count();
-    assert_eq!(n_other, 0, "of {} rows differ between launches of few and of many", rows.len());
+    // Mostly more chains than the kernels for some take, and then no more than they do: a bucket has one more.
+    let all: Vec<&CaseRow> = rows.iter().collect();
+    let answers = run(&gpu, &all, 2, vocab_size);
+    for n_chains in [N_CHAINS_FEW, N_CHAINS_LEAST] {
+        let some = all.chunks(3 * (n_chains - 1));
+        let of_some: Vec<Answer> = some.flat_map(|rows| run(&gpu, rows, 3, vocab_size)).collect();
+        let is_other = |(many, some): &(&Answer, &Answer)| bits(many) != bits(some);
+        let n_other = answers.iter().zip(&of_some).filter(is_other).count();
+        assert_eq!(
+            n_other,
+            0,
+            "of {} rows differ between launches of many and of {n_chains} chains",
+            rows.len()
+        );
+    }
     n_different(&names.into_iter().zip(rows).collect::<Vec<_>>(), vocab_size, &answers)
 }
 
@@ -59,6 +67,16 @@ fn compare(rows: Vec<(String, CaseRow)>, vocab_size: usize) -> usize {
 fn source_compiles_for_every_architecture() {
     for capability in [(8, 0), (9, 0)] {
         sources(capability).into_iter().for_each(|source| assert_compiles_for(source, capability));
+    }
+}
+
+#[test]
+fn there_is_a_kernel_for_any_number_of_chains() {
+    for capability in [(8, 0), (9, 0)] {
+        let shapes = shapes(capability);
+        assert!(shapes.is_sorted_by_key(|shape| shape.n_chains_max), "{shapes:?}");
+        assert_eq!(shapes.last().map(|shape| shape.n_chains_max), Some(usize::MAX));
+        assert!(capability >= (9, 0) || shapes.iter().all(|shape| shape.n_blocks == 1), "{shapes:?}");
     }
 }
 
@@ -163,19 +181,15 @@ fn selections_end_whatever_the_row_is() {
     assert_eq!(n_wrong, 0);
 }
 
-/// Medians over launches, at one row and at many, beside what the programs cost.
-#[test]
-#[ignore = "times launches"]
-fn speed() {
-    const VOCAB_SIZE: usize = 128_256;
-    let Some(gpu) = gpu() else { return };
+/// What is timed, by name.
+fn timed_programs() -> [(&'static str, Definition); 5] {
     // 12 operations.
     let two_reductions = Definition::build(|b| {
         let x = b.logits() / 0.8;
         let bound = -(4.0 - x.max());
         x.keep(x.gt(bound)).draw(Source::SEED)
     });
-    let programs = [
+    [
         ("greedy", Definition::build(|b| library::greedy(b.logits()))),
         ("draw at a temperature", Definition::build(|b| (b.logits() / 0.8).draw(Source::SEED))),
         ("two reductions", two_reductions),
@@ -184,12 +198,20 @@ fn speed() {
             "top-k 50, top-p 0.95",
             Definition::build(|b| library::top_p(library::top_k(b.logits(), 50.0), 0.95).draw(Source::SEED)),
         ),
-    ];
+    ]
+}
+
+/// Medians over launches, at one row and at many, beside what the programs cost.
+#[test]
+#[ignore = "times launches"]
+fn speed() {
+    const VOCAB_SIZE: usize = 128_256;
+    let Some(gpu) = gpu() else { return };
     let mut random = Random(1);
     let normal = plain_logits(&mut random, VOCAB_SIZE);
     let kernel = kernel(&gpu);
     println!("{:<30} {:>5} {:>14} {:>14} {:>14} {:>14}", "us", "cost", "1", "1, equal", "256", "256, equal");
-    for (name, definition) in programs {
+    for (name, definition) in timed_programs() {
         let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
         let cost = program.cost();
         let mut line = format!("{name:<30} {cost:>5.1}");
@@ -197,11 +219,36 @@ fn speed() {
             for logits in [&normal, &vec![0.5; VOCAB_SIZE]] {
                 let row = |idx| CaseRow::plain(program.clone(), logits.clone(), idx as u64);
                 let rows: Vec<CaseRow> = (0..n_rows).map(row).collect();
-                let launched = Launched::new(&gpu, &Host::of(&rows, 1), VOCAB_SIZE);
+                let launched =
+                    Launched::new(&gpu, &Host::of(&rows.iter().collect::<Vec<_>>(), 1), VOCAB_SIZE);
                 let time = gpu.median_us(|| launched.run(&gpu, &kernel, VOCAB_SIZE));
                 line += &format!(" {time:>14.1}");
             }
         }
         println!("{line}");
+    }
+}
+
+/// As [`speed`], of one row whose kernel and logits are no longer in the device's cache: medians over launches, each behind
+/// the writing of more memory than the cache holds.
+#[test]
+#[ignore = "times launches"]
+fn speed_with_a_cold_cache() {
+    const VOCAB_SIZE: usize = 128_256;
+    let Some(gpu) = gpu() else { return };
+    let elsewhere = gpu.gpu.allocate("a buffer", 256 << 20).expect("memory");
+    let evict = || elsewhere.slice().fill(&gpu.stream, 1).expect("filled");
+    let empty = gpu.median_us(evict);
+    let normal = plain_logits(&mut Random(1), VOCAB_SIZE);
+    let kernel = kernel(&gpu);
+    for (name, definition) in timed_programs() {
+        let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
+        let row = CaseRow::plain(program, normal.clone(), 0);
+        let launched = Launched::new(&gpu, &Host::of(&[&row], 1), VOCAB_SIZE);
+        let time = gpu.median_us(|| {
+            evict();
+            launched.run(&gpu, &kernel, VOCAB_SIZE);
+        });
+        println!("{name:<30} {:>14.1} us", time - empty);
     }
 }

@@ -20,6 +20,7 @@ pub use self::priority::Priority;
 pub use self::prompts::Prompts;
 pub use self::share::most_beside_others;
 pub use self::step_log::{StepLog, StepNote};
+use crate::archive::Restored;
 use crate::causes::{Cause, Causes, Tally};
 use crate::port::{Name, names_of_budgets};
 
@@ -111,6 +112,8 @@ pub struct Account {
     causes: Tally,
     n_tokens_cached: AtomicU64,
     n_tokens_restored: AtomicU64,
+    n_bytes_restored: AtomicU64,
+    restoring_us: AtomicU64,
     n_tokens_guessed: AtomicU64,
     n_tokens_guessed_right: AtomicU64,
     n_tokens_forced: AtomicU64,
@@ -131,6 +134,8 @@ pub struct Counted {
     causes: Causes,
     n_tokens_cached: u64,
     n_tokens_restored: u64,
+    n_bytes_restored: u64,
+    restoring_us: u64,
     n_tokens_guessed: u64,
     n_tokens_guessed_right: u64,
     n_tokens_forced: u64,
@@ -213,6 +218,8 @@ impl Account {
             causes: Tally::default(),
             n_tokens_cached: AtomicU64::new(0),
             n_tokens_restored: AtomicU64::new(0),
+            n_bytes_restored: AtomicU64::new(0),
+            restoring_us: AtomicU64::new(0),
             n_tokens_guessed: AtomicU64::new(0),
             n_tokens_guessed_right: AtomicU64::new(0),
             n_tokens_forced: AtomicU64::new(0),
@@ -336,6 +343,8 @@ impl Account {
             causes: self.causes(),
             n_tokens_cached: self.n_tokens_cached(),
             n_tokens_restored: self.n_tokens_restored(),
+            n_bytes_restored: self.n_bytes_restored(),
+            restoring_us: self.restoring_us(),
             n_tokens_guessed: self.n_tokens_guessed(),
             n_tokens_guessed_right: self.n_tokens_guessed_right(),
             n_tokens_forced: self.n_tokens_forced(),
@@ -349,6 +358,8 @@ impl Account {
             (&self.pages.used, counted.n_pages),
             (&self.n_tokens_cached, counted.n_tokens_cached),
             (&self.n_tokens_restored, counted.n_tokens_restored),
+            (&self.n_bytes_restored, counted.n_bytes_restored),
+            (&self.restoring_us, counted.restoring_us),
             (&self.n_tokens_guessed, counted.n_tokens_guessed),
             (&self.n_tokens_guessed_right, counted.n_tokens_guessed_right),
             (&self.n_tokens_forced, counted.n_tokens_forced),
@@ -389,9 +400,12 @@ impl Account {
         self.n_tokens_cached.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Counts tokens of saved contexts whose KV came back from an archive.
-    pub(crate) fn note_restored(&self, n: u64) {
-        self.n_tokens_restored.fetch_add(n, Ordering::Relaxed);
+    /// Counts a saved context that came back from an archive: the tokens of which it had the KV, and what that cost.
+    pub(crate) fn note_restored(&self, restored: &Restored) {
+        self.n_tokens_restored.fetch_add(restored.n_tokens as u64, Ordering::Relaxed);
+        self.n_bytes_restored.fetch_add(restored.n_bytes, Ordering::Relaxed);
+        let us = u64::try_from(restored.time.as_micros()).unwrap_or(u64::MAX);
+        self.restoring_us.fetch_add(us, Ordering::Relaxed);
     }
 
     /// Counts tokens that were guessed, and those of them that were drawn.
@@ -421,6 +435,18 @@ impl Account {
     #[must_use]
     pub fn n_tokens_restored(&self) -> u64 {
         self.n_tokens_restored.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of that KV.
+    #[must_use]
+    pub fn n_bytes_restored(&self) -> u64 {
+        self.n_bytes_restored.load(Ordering::Relaxed)
+    }
+
+    /// Microseconds from when it asked for such contexts until they were there, summed over them.
+    #[must_use]
+    pub fn restoring_us(&self) -> u64 {
+        self.restoring_us.load(Ordering::Relaxed)
     }
 
     /// Tokens that were guessed and verified.

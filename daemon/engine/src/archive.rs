@@ -8,6 +8,7 @@
 //! - The archive does the reading and writing. An engine moves bytes between pages and images, in parts between its steps.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -18,6 +19,17 @@ use crate::command::ModelId;
 use crate::handle::{Link, Message};
 use crate::kv::Evictions;
 use crate::steering::Steering;
+
+/// What came back from an archive of a saved context, and what that cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Restored {
+    /// Tokens whose KV came back.
+    pub(crate) n_tokens: usize,
+    /// Bytes of that KV.
+    pub(crate) n_bytes: u64,
+    /// From when the first guest asked for it.
+    pub(crate) time: Duration,
+}
 
 /// Whose a saved context is, and its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -272,9 +272,10 @@ pub trait Backend: Send {
         false
     }
 
-    /// Gives memory of these host pages, in which nothing is that is wanted, back to the system as far as that can be; moves that
-    /// were submitted are waited for. A page has memory again once something moves there. Returns how many bytes went.
-    fn release_host_pages(&mut self, _free: &[HostPageId]) -> u64 {
+    /// Gives memory of these host pages, in which nothing is that is wanted, back to the system as far as that can be, until so many
+    /// bytes have gone; moves that were submitted are waited for. A page has memory again once something moves there. Returns how many
+    /// bytes went.
+    fn release_host_pages(&mut self, _free: &[HostPageId], _at_most: u64) -> u64 {
         0
     }
 

@@ -14,7 +14,7 @@ use crate::history::History;
 use crate::kv::Evictions;
 use crate::port::shared;
 use crate::run::RunEvent;
-use crate::run_times::RunTimes;
+use crate::run_stats::RunStats;
 use crate::stats::EngineStats;
 use crate::violation::Violation;
 
@@ -108,13 +108,13 @@ pub(crate) struct Outbox {
     /// When this turn began, as the engine was told; nothing before its first turn.
     turn_began: Rc<Cell<Option<Instant>>>,
     /// Of the runs of one model.
-    run_times: Rc<RefCell<RunTimes>>,
+    runs: Rc<RefCell<RunStats>>,
 }
 
 impl Outbox {
-    /// The same for one more model, whose runs are timed by themselves.
+    /// The same for one more model, whose runs are counted by themselves.
     pub(crate) fn of_model(&self) -> Self {
-        Self { run_times: Rc::default(), ..self.clone() }
+        Self { runs: Rc::default(), ..self.clone() }
     }
 
     /// A turn begins.
@@ -127,9 +127,9 @@ impl Outbox {
         self.turn_began.get()
     }
 
-    /// How long the runs of the model took.
-    pub(crate) fn run_times(&self) -> RefMut<'_, RunTimes> {
-        self.run_times.borrow_mut()
+    /// What became of the runs of the model.
+    pub(crate) fn runs(&self) -> RefMut<'_, RunStats> {
+        self.runs.borrow_mut()
     }
 
     pub(crate) fn push(&self, completion: Completion) {

@@ -1,7 +1,7 @@
 //! Tokens decoded ahead of the guest that pulls them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use crate::batch::{Drawn, Token};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::mailbox::{Ticket, Watch};
+use crate::run_stats::RunEnd;
 
 /// Tokens decoded ahead of a stream until it is known how far its guest runs.
 const N_AHEAD_DEFAULT: usize = 4;
@@ -83,6 +84,9 @@ pub(crate) struct RunReply {
     is_waiting: bool,
     /// How far ahead it was decoded last.
     n_ahead: usize,
+    /// Tokens of the context where it began.
+    n_begun_with: usize,
+    has_ended: bool,
     clock: RunClock,
 }
 
@@ -97,11 +101,20 @@ struct RunClock {
 }
 
 impl RunReply {
-    /// A run that is decoded so far ahead at first.
-    pub(crate) fn new(reply: Reply, n_ahead: usize) -> Self {
+    /// A run that is decoded so far ahead at first, behind so many tokens.
+    pub(crate) fn new(reply: Reply, n_ahead: usize, n_begun_with: usize) -> Self {
         let begun = reply.outbox().turn_began();
         let clock = RunClock { begun, first: None, last: None, is_unbounded: n_ahead == usize::MAX };
-        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead, clock }
+        Self {
+            reply,
+            n_given: 0,
+            n_pulled: 0,
+            is_waiting: true,
+            n_ahead,
+            n_begun_with,
+            has_ended: false,
+            clock,
+        }
     }
 
     pub(crate) fn tag(&self) -> Tag {
@@ -116,29 +129,54 @@ impl RunReply {
                 self.is_waiting = false;
                 self.note_given();
             }
-            RunEvent::Finished(_) => self.note_finished(),
-            RunEvent::Failed(_) => {}
+            RunEvent::Finished(finish) => {
+                self.note_finished();
+                self.note_end(finish.into());
+            }
+            RunEvent::Failed(_) => self.note_end(RunEnd::Error),
         }
         self.reply.send(Done::Run { event, n_ahead: self.n_ahead });
     }
 
     fn note_given(&mut self) {
         let outbox = self.reply.outbox();
-        let RunClock { begun, first, last, .. } = &mut self.clock;
-        *last = outbox.turn_began();
+        outbox.runs().note_drawn();
+        let RunClock { begun, first, last, is_unbounded } = &mut self.clock;
+        let before = std::mem::replace(last, outbox.turn_began());
         if let (None, Some(begun), Some(now)) = (*first, *begun, *last) {
             *first = Some(now);
-            outbox.run_times().note_first(now.saturating_duration_since(begun));
+            outbox.runs().note_first(now.saturating_duration_since(begun));
+        }
+        if let (true, Some(before), Some(now)) = (*is_unbounded, before, *last)
+            && before < now
+        {
+            outbox.runs().note_gap(now - before);
         }
     }
 
     fn note_finished(&self) {
+        if let RunClock { begun: Some(begun), first: Some(first), .. } = self.clock {
+            let time = first.saturating_duration_since(begun);
+            self.reply.outbox().runs().note_first_of_finished(time);
+        }
         if let RunClock { first: Some(first), last: Some(last), is_unbounded: true, .. } = self.clock
             && let Some(n_after) = u32::try_from(self.n_given).ok().filter(|&n| n > 1)
         {
             let time = last.saturating_duration_since(first) / (n_after - 1);
-            self.reply.outbox().run_times().note_each(time);
+            self.reply.outbox().runs().note_each(time);
         }
+    }
+
+    fn note_end(&mut self, end: RunEnd) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
+        let outbox = self.reply.outbox();
+        let time = match (self.clock.begun, outbox.turn_began()) {
+            (Some(begun), Some(now)) => now.saturating_duration_since(begun),
+            _ => Duration::ZERO,
+        };
+        outbox.runs().note_end(end, time, self.n_begun_with, self.n_given);
     }
 
     /// The guest has had so many tokens.
@@ -157,6 +195,13 @@ impl RunReply {
     /// Tokens that the guest has not had, as far as is known.
     pub(crate) fn n_unread(&self) -> usize {
         self.n_given - self.n_pulled
+    }
+}
+
+/// One that goes before it was told its end was given up.
+impl Drop for RunReply {
+    fn drop(&mut self) {
+        self.note_end(RunEnd::Abort);
     }
 }
 
@@ -266,7 +311,7 @@ mod tests {
     fn ends() -> (RunReply, RunQueue, impl Fn()) {
         let (outbox, mailbox) = (Outbox::default(), Arc::new(Mailbox::default()));
         let queue = RunQueue::new(mailbox.ticket());
-        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()), 0);
+        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()), 0, 1);
         let deliver = move || {
             let mut completions = Vec::new();
             outbox.take(&mut completions);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::causes::Causes;
-use crate::run_times::RunTimes;
+use crate::run_stats::RunStats;
 
 /// Counters and gauges of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +46,32 @@ pub struct EngineStats {
     pub causes: Causes,
     /// How long the device has computed; time between steps does not count.
     pub device_busy: Duration,
-    /// How long runs took to their first token, and from one to the next.
-    pub run_times: RunTimes,
+    /// Of those tokens, the ones of prompts, without those that were computed again.
+    pub n_tokens_of_prompts: u64,
+    /// Runs that had their term of steps, and gave the right to their pages up to who waited.
+    pub n_preempted: u64,
+    /// Runs that have the pages that they need.
+    pub n_runs: usize,
+    /// Runs that wait for pages.
+    pub n_runs_waiting: usize,
+    /// Guesses verified.
+    pub n_guesses: u64,
+    /// Tokens of those.
+    pub n_tokens_guessed: u64,
+    /// Of those, the ones that were what was drawn.
+    pub n_tokens_guessed_right: u64,
+    /// What became of runs, and how large steps were.
+    pub runs: RunStats,
+}
+
+impl EngineStats {
+    /// A guess of so many tokens was verified, of which so many were what was drawn.
+    pub(crate) fn note_guessed(&mut self, n_tokens: u64, n_right: u64) {
+        // A verification of nothing only draws.
+        if n_tokens > 0 {
+            self.n_guesses += 1;
+            self.n_tokens_guessed += n_tokens;
+            self.n_tokens_guessed_right += n_right;
+        }
+    }
 }

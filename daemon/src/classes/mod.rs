@@ -1,8 +1,8 @@
-//! Which class a user is in: what it has of the devices and the processors beside others, and whose pages make room for its
-//! work.
+//! Which class a user is in: what it has of the devices and the processors beside others, whose pages make room for its work, and how
+//! much it may have at most.
 //!
 //! - Comes in: the classes of the configuration, the machine's users and groups, an actor as the kernel names it.
-//! - Goes out: a class, with the priority that the user's account has for as long as the daemon runs.
+//! - Goes out: a class, with the priority and the limits that the user's account has for as long as the daemon runs.
 //! - A user is looked for among the users of all classes first, then its groups among theirs. Groups are those that the machine
 //!   has for the user; one that it does not know is in none. So the class does not depend on how a client was started.
 //! - Where the machine does not say which groups a user is in, it has no more than it has in any case ([`Classes::in_any_case`]).
@@ -15,10 +15,10 @@ use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use trellis_engine::account::Priority;
+use trellis_engine::account::{Budget, Priority};
 use trellis_wire::ClassInfo;
 
-use crate::config::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, WrongClass, classes};
+use crate::config::{ClassLimits, ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, WrongClass, classes};
 use crate::directory::{Directory, Kind, Machine, NotKnown, number};
 use crate::session::Actor;
 
@@ -27,12 +27,16 @@ use crate::session::Actor;
 pub(crate) struct Class {
     name: Arc<str>,
     priority: Priority,
+    limits: ClassLimits,
+    /// Whether its user is in it because nobody knows better: it has no more than anybody.
+    is_least: bool,
 }
 
 impl Class {
     fn new(name: &str, settings: &ClassSettings) -> Self {
         let share = NonZeroU32::new(settings.share).expect("the configuration was checked");
-        Self { name: name.into(), priority: Priority { share, rank: settings.rank } }
+        let priority = Priority { share, rank: settings.rank };
+        Self { name: name.into(), priority, limits: settings.limits, is_least: false }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -43,9 +47,36 @@ impl Class {
         self.priority
     }
 
+    /// What a user of it may have where each user may have `most`.
+    pub(crate) fn budget(&self, most: Budget) -> Budget {
+        let own = self.limits.over(most);
+        match self.is_least {
+            false => own,
+            true => Budget {
+                n_tokens: own.n_tokens.min(most.n_tokens),
+                n_pages: own.n_pages.min(most.n_pages),
+                n_contexts: own.n_contexts.min(most.n_contexts),
+                host_bytes: own.host_bytes.min(most.host_bytes),
+            },
+        }
+    }
+
+    /// How many guests a user of it may run at once where each user may run `most`.
+    pub(crate) fn n_guests(&self, most: u32) -> u32 {
+        let own = self.limits.n_guests.unwrap_or(most);
+        if self.is_least { own.min(most) } else { own }
+    }
+
+    /// What it sets of the limit of this name, which is a user's.
+    pub(crate) fn limit(&self, name: &str, most: u64) -> Option<u64> {
+        let own = self.limits.named().find(|(_, limit, _)| *limit == name).map(|(.., own)| own)?;
+        Some(if self.is_least { own.min(most) } else { own })
+    }
+
     pub(crate) fn info(&self) -> ClassInfo {
         let Priority { share, rank } = self.priority;
-        ClassInfo { name: self.name.to_string(), share: share.get(), rank: rank.into() }
+        let limits = self.limits.named().map(|(field, _, most)| (field.to_owned(), most)).collect();
+        ClassInfo { name: self.name.to_string(), share: share.get(), rank: rank.into(), limits }
     }
 }
 
@@ -158,16 +189,16 @@ impl Classes {
         Ok(self.of_groups(&self.directory.groups_of(actor.uid)?.unwrap_or_default()))
     }
 
-    /// What an actor has where the machine does not say which groups it is in: it goes as a stranger, with the least share and the least
-    /// rank of all classes that it may be in.
+    /// What an actor has where the machine does not say which groups it is in: it goes as a stranger, with the least share, the least
+    /// rank and the least limits of all classes that it may be in, and of nothing more than everybody.
     pub(crate) fn in_any_case(&self, actor: Actor) -> Class {
         self.at_hand(actor).unwrap_or_else(|| {
-            let of_groups = self.groups.iter().map(|(_, class)| class.priority);
-            let least = of_groups.fold(self.default.priority, |least, of_group| Priority {
-                share: least.share.min(of_group.share),
-                rank: least.rank.min(of_group.rank),
-            });
-            Class { name: self.default.name.clone(), priority: least }
+            let of_groups = self.groups.iter().map(|(_, class)| class);
+            of_groups.fold(Class { is_least: true, ..self.default.clone() }, |least, of_group| {
+                let (one, other) = (least.priority, of_group.priority);
+                let priority = Priority { share: one.share.min(other.share), rank: one.rank.min(other.rank) };
+                Class { priority, limits: least.limits.least(&of_group.limits), ..least }
+            })
         })
     }
 

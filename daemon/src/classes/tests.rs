@@ -55,8 +55,11 @@ fn of_groups_of_one_rank_the_highest_share_decides_and_then_the_name() {
 fn without_groups_there_is_nothing_to_look_up_and_the_default_may_have_a_share() {
     let with_users = classes("[default]\nshare = 4\nrank = 2\n[a]\nusers = ['ada']").expect("all are known");
     let at_hand = |uid| with_users.at_hand(Actor { uid, gid: 10 }).expect("no class has groups");
-    assert_eq!(at_hand(1).info(), ClassInfo { name: "a".to_owned(), share: 1, rank: 0 });
-    assert_eq!(at_hand(2).info(), ClassInfo { name: "default".to_owned(), share: 4, rank: 2 });
+    assert_eq!(at_hand(1).info(), ClassInfo { name: "a".to_owned(), share: 1, ..ClassInfo::default() });
+    assert_eq!(
+        at_hand(2).info(),
+        ClassInfo { name: "default".to_owned(), share: 4, rank: 2, ..ClassInfo::default() }
+    );
     assert_eq!(Classes::default().in_any_case(Actor { uid: 1, gid: 1 }).priority(), Priority::EVEN);
     let with_groups = classes("[a]\ngroups = [10]\nusers = [5]").expect("all are known");
     assert!(with_groups.at_hand(Actor { uid: 1, gid: 10 }).is_none());
@@ -78,4 +81,24 @@ fn who_is_unknown_or_in_two_classes_is_an_error_that_names_them() {
     ] {
         assert_eq!(classes(text).expect_err(text).to_string(), message);
     }
+}
+
+#[test]
+fn a_class_says_how_much_its_users_may_have() {
+    let text = "[default.limits]\nn_guests = 4\n[lab]\ngroups = ['lab']\n\
+                [lab.limits]\nn_pages = 900\nn_guests = 90\nhost_bytes = 7\n[a]\nusers = [9]";
+    let classes = classes(text).expect("all are known");
+    let most = Budget { n_tokens: 1000, n_pages: 100, n_contexts: 10, host_bytes: 10 };
+    let of = |class: &Class| (class.budget(most), class.n_guests(20));
+    let look_up = |uid| classes.look_up(Actor { uid, gid: 1 }).expect("the village answers");
+    assert_eq!(of(&look_up(1)), (Budget { n_pages: 900, host_bytes: 7, ..most }, 90));
+    assert_eq!(of(&look_up(9)), (most, 20), "a class that says nothing");
+    assert_eq!(of(&look_up(7)), (most, 4), "the default");
+    assert_eq!(look_up(1).limit("budgets.user.n_pages", 100), Some(900));
+    assert_eq!(look_up(1).limit("budgets.user.n_contexts", 10), None);
+    let info = look_up(1).info();
+    assert_eq!((info.limits["n_guests"], info.limits.len()), (90, 3));
+    // Whom nobody can look up has no more than it has in any class, nor than anybody.
+    let stranger = classes.in_any_case(Actor { uid: 3, gid: 1 });
+    assert_eq!(of(&stranger), (Budget { host_bytes: 7, ..most }, 4));
 }

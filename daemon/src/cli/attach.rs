@@ -1,17 +1,21 @@
 //! `trellis attach`: shows what a detached guest sends.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use tokio::sync::Mutex;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_client::{Error, ErrorBody, ErrorCode, Resumed};
+use trellis_client::{Error, Resumed};
 
 use super::connect::SocketArgs;
-use super::error::CliError;
+use super::error::{CliError, ErrorObject};
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
 use super::output::Format;
+use super::patience::Patience;
 use super::screen::Screen;
+use super::seconds::seconds;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +28,7 @@ Examples:
 Ctrl-C detaches: the guest goes on. `trellis stop 12` ends it. The daemon keeps what a guest sends until it was shown
 here, and the last of that for who attaches again. A guest that is ahead by sessions.detached_bytes waits, as part of its
 limits.deadline_ms; one that nobody is attached to for sessions.detached_idle_ms is ended (`trellis limits detached`). A
-connection that is lost is made again; with --messages it ends the reading, as lines that were on their way are lost too.
+connection that is lost is made again, and a daemon that starts or is replaced waited for; with --messages it ends the reading, as lines that were on their way are lost too.
 Whoever attaches last reads the guest; this command ends then.
 
 The output and the exit status are those of `trellis run`.";
@@ -41,22 +45,26 @@ pub(crate) struct AttachArgs {
     /// Send the lines of standard input to the guest as messages; after the last one no more will come for it
     #[arg(long)]
     messages: bool,
+    /// Wait so long without a sign of it for a daemon that starts or is replaced; otherwise 120
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    wait: Option<Duration>,
     #[command(flatten)]
     socket: SocketArgs,
 }
 
 pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliError> {
-    let AttachArgs { guest_id, from, messages, socket } = args;
+    let AttachArgs { guest_id, from, messages, wait, socket } = args;
     let interrupts = Interrupts::watch()?;
     let screen = &mut Screen::new(format);
-    // Said if it takes long.
-    let mut first = Some(interrupts.stop(socket.connect()).await?);
+    let mut patience = Patience::new(wait, format);
+    let mut first = Some(interrupts.stop(patience.connect(&socket)).await?);
+    let patience = Arc::new(Mutex::new(patience));
     let connect = || {
-        let (first, socket) = (first.take(), socket.clone());
+        let (first, socket, patience) = (first.take(), socket.clone(), patience.clone());
         async move {
             match first {
                 Some(client) => Ok(client),
-                None => socket.connect_silently().await,
+                None => patience.lock().await.connect_again(&socket).await,
             }
         }
     };
@@ -90,11 +98,7 @@ pub(crate) async fn attach(args: AttachArgs, format: Format) -> Result<(), CliEr
             }
         }
     };
-    let body = error.as_ref().map(|error| match error {
-        Error::Daemon(body) => (**body).clone(),
-        error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
-    });
-    screen.end(body.as_ref(), usage)?;
+    screen.end(error.as_ref().map(ErrorObject::from), usage)?;
     match error {
         None if sent == Sent::NotAll => Err(CliError::InputCutShort),
         None => Ok(()),

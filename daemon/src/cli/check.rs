@@ -16,7 +16,7 @@ use super::run;
 use crate::config::Config;
 use crate::config::Isolation;
 use crate::daemon::cache_dir;
-use crate::guest::{About, GuestHost, GuestHostConfig};
+use crate::guest::{About, BroughtBy, GuestHost, GuestHostConfig};
 use crate::models::Models;
 
 const EXAMPLES: &str = "\
@@ -75,7 +75,8 @@ async fn checked(guest: &str, format: Format) -> Result<Checked, CliError> {
     let refused = |error| CliError::Refused { guest: guest.to_owned(), source: error };
     let host = GuestHost::for_replays(host).map_err(|error| refused(Arc::new(error)))?;
     let (bytes, hash) = (wasm.len(), blake3::hash(&wasm).to_string());
-    let about = host.compile(ActorId(0), wasm, |_| {}).await.map_err(refused)?.about();
+    let user = ActorId(rustix::process::geteuid().as_raw());
+    let about = host.compile(user, BroughtBy::User, wasm, |_| {}).await.map_err(refused)?.about();
     Ok(Checked {
         hash,
         bytes,

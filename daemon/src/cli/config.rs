@@ -9,10 +9,11 @@ use serde_json::Value;
 use super::connect;
 use super::error::CliError;
 use super::output::{self, Format};
+use super::served;
 use super::service;
 use super::table::{Align, Table};
 use super::width::{WidthArgs, screen_width, wrapped};
-use crate::config::{Config, example};
+use crate::config::{Config, Isolation, example};
 use crate::daemon::open_model;
 use crate::start_check::{self, Startable, Starter};
 
@@ -44,7 +45,8 @@ Examples:
 
 Lines fit the terminal, or 80 columns where there is none: a value that is too long is cut with a sign (\u{2026}).
 Names are those of the file: limits.cpu_ms is cpu_ms in its table [limits]. SET BY says where a value is from: the default, the
-file, the environment (TRELLIS_SOCKET), or the machine (the device and its memory), which decides where nothing is said.
+file, the environment (TRELLIS_SOCKET), the machine (the device and its memory), which decides where nothing is said, or the socket, where
+the isolation of guests follows from who may come there.
 What a daemon that runs has of its limits, and what is in use of them, is in `trellis limits`.";
 
 const EXAMPLE_EXAMPLES: &str = "\
@@ -140,8 +142,10 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
         }
         ConfigCommand::Example => output::print(format, &example(), Clone::clone),
         ConfigCommand::Show { name, config, width } => {
-            let config = config.map_or_else(|| Ok(Config::default()), |path| Config::load(&path))?;
-            let mut settings = shown(&config, connect::socket_of_environment());
+            let file = config;
+            let config = file.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
+            let isolation = served::with_isolation(file.as_deref(), config.clone()).isolation;
+            let mut settings = shown(&config, connect::socket_of_environment(), isolation);
             if let Some(name) = &name {
                 settings.retain(|setting| setting.name.contains(name.as_str()));
                 if settings.is_empty() {
@@ -158,7 +162,7 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
 
 /// Looks at all that can be looked at without a device.
 pub(super) fn check(file: &Path, starter: Starter) -> Result<Checked, CliError> {
-    let config = Config::load(file)?;
+    let config = served::for_starter(starter, Config::load(file)?);
     let Startable { models, .. } = start_check::check(&config, starter).map_err(Box::new)?;
     let models: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
     let mut warnings: Vec<String> = socket_passed_over(&config, service::lent_socket()).into_iter().collect();
@@ -192,11 +196,15 @@ fn socket_passed_over(config: &Config, lent: Option<PathBuf>) -> Option<String> 
     })
 }
 
-fn shown(config: &Config, socket: Option<PathBuf>) -> Vec<Shown> {
+/// `isolation` is what it comes to where the settings leave that open.
+fn shown(config: &Config, socket: Option<PathBuf>, isolation: Isolation) -> Vec<Shown> {
     let settings = config.settings().into_iter().map(|setting| {
         let (mut value, mut source) = (setting.value, setting.source.name());
         if let ("socket", Some(socket)) = (setting.name.as_str(), &socket) {
             (value, source) = (socket.to_string_lossy().into(), "environment");
+        }
+        if setting.name == "isolation" && config.isolation == Isolation::Auto {
+            (value, source) = (isolation.name().into(), "socket");
         }
         Shown { name: setting.name, value, source: source.to_owned(), about: setting.about }
     });
@@ -237,7 +245,7 @@ mod tests {
     fn what_the_environment_says_wins_over_the_file() {
         let config = Config::parse("socket = '/run/a.sock'").expect("valid");
         let of = |socket: Option<&str>| {
-            let settings = shown(&config, socket.map(PathBuf::from));
+            let settings = shown(&config, socket.map(PathBuf::from), Isolation::Thread);
             let socket = settings.into_iter().find(|setting| setting.name == "socket").expect("it is there");
             (value(&socket.value), socket.source)
         };
@@ -246,10 +254,24 @@ mod tests {
     }
 
     #[test]
+    fn where_guests_run_is_said_and_what_that_follows_from() {
+        let of = |text: &str, decided: Isolation| {
+            let settings = shown(&Config::parse(text).expect("valid"), None, decided);
+            let isolation = settings.into_iter().find(|setting| setting.name == "isolation");
+            let isolation = isolation.expect("it is there");
+            (value(&isolation.value), isolation.source)
+        };
+        let seen = |value: &str, source: &str| (value.to_owned(), source.to_owned());
+        assert_eq!(of("", Isolation::Process), seen("process", "socket"));
+        assert_eq!(of("isolation = 'auto'", Isolation::Thread), seen("thread", "socket"));
+        assert_eq!(of("isolation = 'thread'", Isolation::Thread), seen("thread", "file"));
+    }
+
+    #[test]
     fn lines_fit_the_screen_and_values_are_cut_and_not_names() {
         let long = "['a-user-of-a-long-name', 'another-user', 'and-one-more-user']";
         let text = format!("[classes.research-and-development]\nusers = {long}");
-        let settings = shown(&Config::parse(&text).expect("valid"), None);
+        let settings = shown(&Config::parse(&text).expect("valid"), None, Isolation::Thread);
         for text in [table(&settings, 80), meanings(&settings, 80)] {
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }

@@ -10,8 +10,10 @@ use trellis_client::socket::candidates;
 use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
-use super::output::{Format, note, remark};
+use super::output::{Format, note};
+use super::patience::Patience;
 use super::progress::{ProgressDisplay, Unit};
+use super::seconds::seconds;
 use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice, SavedContexts};
 use crate::daemon::{Daemon, LoadProgress, Seams};
@@ -19,9 +21,6 @@ use crate::guest::check_format;
 
 /// Bytes of a file that tell whether it is a component.
 const N_BYTES_BEGUN: u64 = 4 << 10;
-
-/// After so long it is said what is waited for.
-const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Where the environment names a socket.
 const SOCKET_VARIABLE: &str = "TRELLIS_SOCKET";
@@ -71,19 +70,12 @@ impl SocketArgs {
         }
     }
 
-    /// Connects to the running daemon.
+    /// Connects to the running daemon, and says what is waited for if that takes long.
     ///
     /// # Errors
-    /// None is running, or it cannot be talked to.
-    pub(crate) async fn connect(&self) -> Result<Client, CliError> {
-        let mut connecting = std::pin::pin!(self.connect_silently());
-        match tokio::time::timeout(SILENCE_MAX, &mut connecting).await {
-            Ok(client) => Ok(client?),
-            Err(_) => {
-                remark("waiting for the daemon, which starts or has much to do");
-                Ok(connecting.await?)
-            }
-        }
+    /// None is running, or it cannot be talked to, or gives no sign for too long.
+    pub(crate) async fn connect(&self, format: Format) -> Result<Client, CliError> {
+        Patience::new(None, format).connect(self).await
     }
 }
 
@@ -105,6 +97,9 @@ pub(crate) struct HomeArgs {
     /// Run inside this process, computing in this type
     #[arg(long, value_enum, conflicts_with = "socket")]
     pub(crate) dtype: Option<DtypeArg>,
+    /// Wait so long without a sign of it for a daemon that starts or is replaced; otherwise 120
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
 }
 
 /// Type of weights, activations and KV cache.
@@ -171,13 +166,18 @@ impl HomeArgs {
         self.local || self.models.len() > 1 || self.device.is_some() || self.dtype.is_some()
     }
 
+    /// For one wait for a daemon.
+    pub(crate) fn patience(&self, format: Format) -> Patience {
+        Patience::new(self.wait, format)
+    }
+
     /// Connects to the running daemon, unless guests are to run inside this process. Says so where the daemon would do but
     /// for the model.
     ///
     /// # Errors
     /// A daemon is running and cannot be talked to, or is unloading the model, or does not have it and was named; or the
     /// arguments contradict each other.
-    pub(crate) async fn find(&self, format: Format) -> Result<Found, CliError> {
+    pub(crate) async fn find(&self, patience: &mut Patience) -> Result<Found, CliError> {
         let is_named = self.socket.named().is_some();
         if self.socket.socket.is_some() && self.models.len() > 1 {
             return Err(CliError::SeveralModels);
@@ -185,7 +185,7 @@ impl HomeArgs {
         if self.stays_inside() {
             return Ok(Found::Here("as asked for"));
         }
-        let client = match self.socket.connect().await {
+        let client = match patience.connect(&self.socket).await {
             Ok(client) => client,
             // A socket that is named means the daemon that listens there.
             Err(CliError::Client(trellis_client::Error::NotRunning { .. })) if !is_named => {
@@ -208,7 +208,7 @@ impl HomeArgs {
                 if is_named {
                     return Err(CliError::NoSuchModel { lacking });
                 }
-                note(format, &format!("{lacking}; loading it inside this process"));
+                note(patience.format, &format!("{lacking}; loading it inside this process"));
                 Ok(Found::Here("the daemon does not have it"))
             }
         }
@@ -291,7 +291,7 @@ pub(crate) async fn start_told(
                 LoadProgress::Ready => reports.finish(),
             }
         };
-        let seams = Seams { wrap: super::WRAP.get().cloned(), ..Seams::default() };
+        let seams = Seams { wrap: super::test_build().wrap, ..Seams::default() };
         Daemon::start_with(&config, seams, &report).map_err(Box::new)
     });
     loop {

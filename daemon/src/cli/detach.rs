@@ -1,11 +1,12 @@
 //! `trellis run --detach`: starts a guest that goes on without this command.
 
-use trellis_client::{Error, ErrorCode, Event, StartOptions};
+use trellis_client::{ErrorCode, Event, StartOptions};
 
 use super::connect::{Found, HomeArgs};
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
+use super::patience::not_begun;
 use super::run::{label, program, unknown_guest};
 use super::screen::Screen;
 
@@ -20,30 +21,32 @@ pub(crate) async fn detach(
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let named = interrupts.stop(super::run::meant(word, home)).await?;
-    let home = match interrupts.stop(home.find(format)).await? {
-        Found::There(home) => home,
-        Found::Here(why) => return Err(CliError::NothingToDetachFrom { why }),
+    let mut patience = home.patience(format);
+    let named = interrupts.stop(super::run::meant_in_time(word, home, &mut patience)).await?;
+    let mut there = match interrupts.stop(home.find(&mut patience)).await {
+        Ok(Found::There(there)) => there,
+        Ok(Found::Here(why)) => return Err(CliError::NothingToDetachFrom { why }),
+        Err(CliError::Client(error)) => interrupts.stop(patience.next(home, not_begun(error)?)).await?,
+        Err(error) => return Err(error),
     };
     let program = interrupts.stop(program(&named, format)).await?;
-    let options = StartOptions { model: home.model.clone(), label: label(word), ..options };
     let mut screen = Screen::new(format);
     let mut shown = Ok(());
-    let starting = home.client.start_detached(program, options, |event| {
-        if shown.is_ok() {
-            shown = screen.show(&event);
+    let guest_id = loop {
+        let (program, options) = (program.clone(), options.clone());
+        let options = StartOptions { model: there.model.clone(), label: label(word), ..options };
+        let starting = there.client.start_detached(program, options, |event| {
+            if shown.is_ok() {
+                shown = screen.show(&event);
+            }
+        });
+        match interrupts.stop(async { Ok(starting.await) }).await? {
+            Ok(guest_id) => break guest_id,
+            Err(error) if error.code() == Some(&ErrorCode::UnknownProgram) => {
+                return Err(unknown_guest(word, Some(&there.client)).await);
+            }
+            Err(error) => there = interrupts.stop(patience.next(home, not_begun(error)?)).await?,
         }
-    });
-    let started = interrupts.stop(async { Ok(starting.await) }).await?;
-    let guest_id = match started {
-        Ok(guest_id) => guest_id,
-        Err(error) if error.code() == Some(&ErrorCode::UnknownProgram) => {
-            return Err(unknown_guest(word, Some(&home.client)).await);
-        }
-        Err(Error::Daemon(body)) if body.code == ErrorCode::ShuttingDown => {
-            return Err(CliError::NotBegun(body));
-        }
-        Err(error) => return Err(error.into()),
     };
     // The guest runs: its number is said first, whatever could not be shown before.
     let started = screen.show(&Event::Started { guest_id });

@@ -24,11 +24,50 @@ const GUEST_FAILED: u8 = 1;
 /// The exit status of the standard test harness where a test fails, which cargo knows.
 const TESTS_FAILED: u8 = 101;
 const UNHEALTHY: u8 = 1;
-const CANNOT: u8 = 2;
+/// The exit status of a command that could not begin: a mistake in it, no daemon.
+pub(super) const CANNOT: u8 = 2;
 /// The exit status of a replay in which the guest did something else than in its recording.
 const DIFFERENT: u8 = 3;
 /// The exit status of `trellis status` where no daemon serves, as `systemctl status` has it.
 const NOT_SERVING: u8 = 3;
+
+/// An error for programs: `sdk/error.schema.json` says what is in it.
+#[derive(Debug, Serialize)]
+pub(super) struct ErrorObject {
+    #[serde(flatten)]
+    body: ErrorBody,
+    /// Whether the same may succeed another time, unchanged.
+    retryable: bool,
+}
+
+impl From<ErrorBody> for ErrorObject {
+    fn from(body: ErrorBody) -> Self {
+        let retryable = body.code.is_retryable();
+        Self { body, retryable }
+    }
+}
+
+impl From<&trellis_client::Error> for ErrorObject {
+    fn from(error: &trellis_client::Error) -> Self {
+        let body = match error {
+            trellis_client::Error::Daemon(body) => (**body).clone(),
+            error => {
+                let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
+                ErrorBody::new(code, error.to_string())
+            }
+        };
+        Self { body, retryable: error.is_retryable() }
+    }
+}
+
+/// The line of a command that could not do what it was asked to.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "error")]
+pub(super) struct ErrorLine {
+    pub(super) error: ErrorObject,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hint: Option<String>,
+}
 
 /// Why a command did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +98,9 @@ pub(crate) enum CliError {
     Refused { guest: String, source: std::sync::Arc<GuestError> },
     #[error("no place for compiled components: neither XDG_CACHE_HOME nor HOME is set")]
     NoCacheHome,
+    /// It listens, or somebody does for it.
+    #[error("the daemon at {socket} has not answered, nor shown that it comes on, for {} s", .waited.as_secs_f64())]
+    Silent { socket: String, waited: std::time::Duration },
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
@@ -214,7 +256,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_) | Self::ModelLeaves { .. } => TRY_AGAIN,
+            Self::Device(_) | Self::ModelLeaves { .. } | Self::Silent { .. } => TRY_AGAIN,
             Self::Guest(body) | Self::NotCompared(body) | Self::NotBegun(body)
                 if body.code.is_retryable() =>
             {
@@ -254,6 +296,7 @@ impl CliError {
             Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
                 "`trellis models` lists the loaded models"
             }
+            Self::Silent { .. } => "`trellis status` says what can be said of it, its log more",
             Self::ModelLeaves { .. } => "or run inside this process with --local",
             Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",
             Self::Client(trellis_client::Error::Handshake(_) | trellis_client::Error::TooOld { .. }) => {
@@ -334,37 +377,23 @@ impl CliError {
                 }
             }
             (_, Format::Json) => {
-                #[derive(Serialize)]
-                struct Shown<'a> {
-                    r#type: &'static str,
-                    error: &'a ErrorBody,
-                    #[serde(skip_serializing_if = "Option::is_none")]
-                    hint: Option<String>,
-                }
-                let error = self.body();
-                remark(&to_json(&Shown { r#type: "error", error: &error, hint: self.hint() }));
+                remark(&to_json(&ErrorLine { error: self.object(), hint: self.hint() }));
             }
         }
     }
 
-    /// The error as the wire would carry it.
-    fn body(&self) -> ErrorBody {
-        match self {
-            Self::Guest(body)
-            | Self::NotBegun(body)
-            | Self::NotCompared(body)
-            | Self::Client(trellis_client::Error::Daemon(body)) => (**body).clone(),
-            Self::Client(error) => {
-                let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
-                ErrorBody::new(code, self.to_string())
-            }
+    fn object(&self) -> ErrorObject {
+        let body = match self {
+            Self::Client(error) => return error.into(),
+            Self::Guest(body) | Self::NotBegun(body) | Self::NotCompared(body) => (**body).clone(),
             Self::Device(_) => ErrorBody::new(ErrorCode::DeviceFailed, self.to_string()),
             Self::NoSuchModel { .. } => ErrorBody::new(ErrorCode::UnknownModel, self.to_string()),
             Self::ModelLeaves { name, .. } => {
                 ErrorBody::new(ErrorCode::ModelLeaving, self.to_string()).about("model").with_value(name)
             }
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
-        }
+        };
+        ErrorObject { body, retryable: self.exit_code() == TRY_AGAIN }
     }
 }
 

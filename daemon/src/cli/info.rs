@@ -37,7 +37,7 @@ pub(crate) struct InfoArgs {
 }
 
 pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError> {
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let info = client.info().await?;
     let models = match format {
         Format::Text => client.models().await?,
@@ -61,19 +61,26 @@ fn shown_device(device: &DeviceInfo) -> String {
     format!("{} busy for {percent:.0} % of {}", device.name, output::duration_ms(device.open_ms))
 }
 
-/// `research, a share of 3, rank 1`
-pub(super) fn shown_class(ClassInfo { name, share, rank }: &ClassInfo) -> String {
-    format!("{name}, a share of {share}, rank {rank}")
+/// `research, a share of 3, rank 1, n_guests 4`
+pub(super) fn shown_class(ClassInfo { name, share, rank, limits }: &ClassInfo) -> String {
+    let limits = limits.iter().map(|(name, most)| format!(", {name} {most}")).collect::<String>();
+    format!("{name}, a share of {share}, rank {rank}{limits}")
 }
 
-/// `process: guests of each user run in one of their own`
-fn shown_isolation(name: &str) -> String {
+/// `process: guests of each user run in one of their own, without Landlock`
+pub(super) fn shown_isolation(info: &DaemonInfo) -> Option<String> {
+    let name = info.isolation.as_deref()?;
     let where_guests_run = match name {
         "thread" => ": guests run in threads of the daemon",
         "process" => ": guests of each user run in one of their own",
         _ => "",
     };
-    format!("{name}{where_guests_run}")
+    let lacking = match info.file_rules.as_deref() {
+        Some("missing") => ", without Landlock: the filter of system calls alone keeps files away",
+        Some("partly-enforced") => ", with some of Landlock's rules beside the filter of system calls",
+        _ => "",
+    };
+    Some(format!("{name}{where_guests_run}{lacking}"))
 }
 
 fn or_none(names: Vec<String>) -> String {
@@ -145,7 +152,7 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo], n_cells: usize) -> String {
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];
-    let isolation = info.isolation.as_ref().map(|isolation| ("isolation", shown_isolation(isolation)));
+    let isolation = shown_isolation(info).map(|isolation| ("isolation", isolation));
     let may = info.permissions.as_ref().map(|names| ("may", or_none(names.clone())));
     let class = info.class.as_ref().map(|class| ("class", shown_class(class)));
     lines
@@ -211,7 +218,12 @@ mod tests {
             computed,
             kv_bytes: 48_000_000,
             kv_bytes_free: 12_000_000,
-            class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
+            class: Some(ClassInfo {
+                name: "research".to_owned(),
+                share: 3,
+                rank: 1,
+                limits: [("n_guests".to_owned(), 4)].into(),
+            }),
             isolation: Some("process".to_owned()),
             permissions: Some(vec!["run".to_owned(), "see_others".to_owned()]),
             ..DaemonInfo::default()
@@ -226,7 +238,7 @@ mod tests {
             "waited    21 steps to decode, 0 with prompts, 16 for KV pages, 5 for masks\n",
             "KV memory 12.0 MB of 48.0 MB free\n",
             "isolation process: guests of each user run in one of their own\n",
-            "class     research, a share of 3, rank 1\n",
+            "class     research, a share of 3, rank 1, n_guests 4\n",
             "may       run, see_others\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
@@ -235,6 +247,12 @@ mod tests {
         assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(one_line(&narrow), one_line(&shown), "nothing is lost");
+        for (rules, said) in
+            [("missing", ", without Landlock:"), ("partly-enforced", ", with some of Landlock's rules")]
+        {
+            let info = DaemonInfo { file_rules: Some(rules.to_owned()), ..info.clone() };
+            assert!(lines(&info, &[], usize::MAX).contains(&format!("in one of their own{said}")), "{rules}");
+        }
         let of_an_older_daemon = lines(&DaemonInfo::default(), &[], 80);
         assert!(of_an_older_daemon.contains("models    none\n") && !of_an_older_daemon.contains("isolation"));
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::error::{CliError, INTERRUPTED};
@@ -52,6 +52,8 @@ pub(crate) struct Interrupts {
     first: CancellationToken,
     /// There once a command waits for the second.
     second: Arc<OnceLock<CancellationToken>>,
+    /// Who is answered once no signal is left that came before.
+    asked: mpsc::UnboundedSender<oneshot::Sender<()>>,
 }
 
 impl Interrupts {
@@ -75,10 +77,23 @@ impl Interrupts {
     }
 
     fn of(mut signals: Signals) -> Self {
-        let interrupts = Self { first: CancellationToken::new(), second: Arc::default() };
-        let Self { first, second } = interrupts.clone();
+        let (asked, mut asks) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
+        let interrupts = Self { first: CancellationToken::new(), second: Arc::default(), asked };
+        let (first, second) = (interrupts.first.clone(), interrupts.second.clone());
         tokio::spawn(async move {
-            signals.first().await;
+            loop {
+                tokio::select! {
+                    // First: what has come is heard of before that is said.
+                    biased;
+                    () = signals.first() => break,
+                    Some(ask) = asks.recv() => {
+                        // Who asked may have gone.
+                        let _ = ask.send(());
+                    }
+                }
+            }
+            // Who waits for an answer has it.
+            drop(asks);
             first.cancel();
             signals.second().await;
             if let Some(second) = second.get() {
@@ -99,6 +114,25 @@ impl Interrupts {
     /// Whether the first one has come.
     pub(crate) fn has_come(&self) -> bool {
         self.first.is_cancelled()
+    }
+
+    /// Waits until every signal is heard of ([`Self::has_come`]) that this process was given before.
+    ///
+    /// A signal is on its way from the thread that was given it to the runtime, and from there to who watches. One more of another kind
+    /// is sent after it, which ends nothing and which the runtime hears of no sooner.
+    #[cfg(unix)]
+    pub(crate) async fn heard_all(&self) {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut last) = signal(SignalKind::window_change())
+            && nix::sys::signal::raise(nix::sys::signal::Signal::SIGWINCH).is_ok()
+        {
+            last.recv().await;
+        }
+        let (answer, answered) = oneshot::channel();
+        // Where the first has come nobody answers any more.
+        if self.asked.send(answer).is_ok() {
+            let _ = answered.await;
+        }
     }
 
     /// Resolves with the second interrupt, which from this call on does not end the process.
@@ -297,6 +331,27 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_signal_that_was_taken_is_heard_of() {
+        use tokio::signal::unix::{SignalKind, signal};
+        // One that no other test of this process watches for.
+        let watch = || signal(SignalKind::user_defined1()).expect("signals are watched");
+        let signals = Signals {
+            interrupt: watch(),
+            terminate: watch(),
+            hang_up: None,
+            others: None,
+            had_terminal: false,
+        };
+        let interrupts = Interrupts::of(signals);
+        interrupts.heard_all().await;
+        assert!(!interrupts.has_come());
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGUSR1).expect("it is this process's");
+        interrupts.heard_all().await;
+        assert!(interrupts.has_come());
+        interrupts.heard_all().await;
+    }
 
     #[test]
     fn a_terminal_is_gone_only_where_the_system_says_so() {

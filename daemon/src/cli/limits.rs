@@ -9,6 +9,7 @@ use super::connect::SocketArgs;
 use super::error::CliError;
 use super::info::shown_class;
 use super::output::{self, Format};
+use super::served;
 use super::table::{Align, Table};
 use crate::classes::Classes;
 use crate::config::{Config, Device, Sizes};
@@ -24,8 +25,8 @@ Examples:
   trellis limits --json | jq -r '.[] | select(.source == \"file\") | .name'
 
 Names are those of the configuration: limits.cpu_ms is cpu_ms in its table [limits]. SET BY says where a number is from: the
-default, the file, the machine (the device and its memory), or the program that started the daemon inside itself. IN USE is
-what you have in use; - is what is not counted, or what each guest or session has: `trellis ps --json` shows it of guests.
+default, the file, the machine (the device and its memory), the file's class that you are in, or the program that started the
+daemon inside itself. IN USE is what you have in use; - is what is not counted, or what each guest or session has: `trellis ps --json` shows it of guests.
 ALL USERS is what all have in use together, for who has the permission see_others.";
 
 /// Show every limit, who has set it, and how much is in use
@@ -46,13 +47,13 @@ pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliEr
     let LimitsArgs { name, config, socket } = args;
     let (mut limits, class) = match config {
         Some(path) => {
-            let config = Config::load(&path)?;
+            let config = served::with_isolation(Some(&path), Config::load(&path)?);
             // A daemon would not start with them.
             Classes::of(&config.classes).map_err(|error| Box::new(DaemonError::from(error)))?;
             (of_config(&config), None)
         }
         None => {
-            let client = socket.connect().await?;
+            let client = socket.connect(format).await?;
             (client.limits().await?, client.info().await?.class)
         }
     };

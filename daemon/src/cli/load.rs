@@ -56,7 +56,7 @@ struct Loaded {
 pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
     let LoadArgs { model, device, fit, socket } = args;
-    let client = socket.connect().await?;
+    let client = socket.connect(format).await?;
     // The daemon looks from a folder of its own.
     let is_folder = !bundled::NAMES.contains(&model.as_str()) && std::path::Path::new(&model).is_dir();
     let model = match is_folder {

@@ -55,7 +55,7 @@ pub(crate) async fn logs(args: LogsArgs, format: Format) -> Result<(), CliError>
 }
 
 async fn show(args: LogsArgs, format: Format) -> Result<(), CliError> {
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let mut lines = client.logs(args.n_lines).await?;
     // What is said meanwhile is for those who follow.
     let end = lines.end;

@@ -17,8 +17,8 @@ Examples:
   trellis metrics --list                                     what there is, and what it means; no daemon is asked
 
 The text is Prometheus's text format 0.0.4. With metrics_listen = \"127.0.0.1:9464\" in its configuration the daemon also answers Prometheus, at
-http://127.0.0.1:9464/metrics. A name of vLLM's stands where what it means is what is
-measured; what is not measured is not there. All numbers are of all users together.
+http://127.0.0.1:9464/metrics. Names of vLLM and of OpenTelemetry's conventions
+stand where what they mean is what is measured; what is not measured is not there. All numbers are of all users together.
 
 Exit status: 0 printed; 2 no daemon is running.";
 
@@ -53,7 +53,7 @@ pub(crate) async fn metrics(args: MetricsArgs, format: Format) -> Result<(), Cli
     if args.list {
         return output::print(format, &listed(), |metrics| metrics.iter().map(line).collect());
     }
-    let told = Told { text: args.socket.connect().await?.metrics().await? };
+    let told = Told { text: args.socket.connect(format).await?.metrics().await? };
     output::print(format, &told, |told| told.text.clone())
 }
 

@@ -37,6 +37,7 @@ mod metrics;
 mod models;
 mod new;
 mod output;
+mod patience;
 mod profile;
 mod progress;
 mod ps;
@@ -49,7 +50,9 @@ mod screen;
 mod seconds;
 mod seed;
 mod serve;
+mod served;
 mod service;
+mod start_notes;
 mod status;
 mod stop;
 mod table;
@@ -59,13 +62,14 @@ mod toolchain;
 mod top;
 mod unload;
 mod upgrade;
+mod usage_error;
 mod watch;
 mod width;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::error::CliError;
 pub use self::error::TRY_AGAIN;
@@ -143,15 +147,39 @@ enum Command {
     },
 }
 
-/// What the daemons of this process have between engines and backends.
-static WRAP: OnceLock<BackendWrap> = OnceLock::new();
+/// In what a program of the tests differs from the released one.
+#[derive(Clone, Default)]
+pub struct TestBuild {
+    /// What its daemon has between engines and backends, which may fail when they are told to.
+    pub wrap: Option<BackendWrap>,
+    /// Its version; that of this crate otherwise.
+    pub version: Option<&'static str>,
+    /// The format in which its daemon leaves its socket to another program, and takes one; that of this crate otherwise.
+    pub hand_over_format: Option<u32>,
+}
 
-/// As [`main`], with something between the engines and the backends of the daemon that it starts: for the tests' own
-/// program, whose backends fail when they are told to.
+static TEST_BUILD: OnceLock<TestBuild> = OnceLock::new();
+
+/// What is particular to this program.
+pub(crate) fn test_build() -> TestBuild {
+    TEST_BUILD.get().cloned().unwrap_or_default()
+}
+
+/// As [`main`], for the tests' own program.
 #[must_use]
-pub fn main_with(wrap: BackendWrap) -> ExitCode {
-    let _ = WRAP.set(wrap);
+pub fn main_of(build: TestBuild) -> ExitCode {
+    let _ = TEST_BUILD.set(build);
     main()
+}
+
+/// What the command line says, or why it is none.
+fn parsed() -> Result<Cli, clap::Error> {
+    let command = Cli::command();
+    let command = match test_build().version {
+        Some(version) => command.version(version),
+        None => command,
+    };
+    Cli::from_arg_matches(&command.try_get_matches()?)
 }
 
 /// Whether this process was started as a child of a daemon in the same program: to compile a guest, to try out a grammar, or to run
@@ -170,7 +198,10 @@ pub fn is_child() -> bool {
 /// The whole program: reads the command line, does what it says, and says how that went.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { json, command } = Cli::parse();
+    let Cli { json, command } = match parsed() {
+        Ok(cli) => cli,
+        Err(error) => return usage_error::say(&error),
+    };
     let format = if json { Format::Json } else { Format::Text };
     if is_child() {
         crate::spawner::name_this();
@@ -248,8 +279,6 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, Parser};
-
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {

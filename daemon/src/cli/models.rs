@@ -36,7 +36,7 @@ pub(crate) struct ModelsArgs {
 }
 
 pub(crate) async fn models(args: ModelsArgs, format: Format) -> Result<(), CliError> {
-    let models = args.socket.connect().await?.models().await?;
+    let models = args.socket.connect(format).await?.models().await?;
     output::print(format, &models, |models| match args.width.is_wide() {
         true => table(models),
         false => narrow(models, args.width.n_cells()),

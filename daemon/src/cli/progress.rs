@@ -13,6 +13,9 @@ use super::output::{Format, escaped_line};
 const DELAY: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
 
+/// The title of a wait.
+const WAITS: &str = "waiting";
+
 /// At most one bar at a time, drawn on standard error once its work has taken a second.
 #[derive(Debug)]
 pub(crate) struct ProgressDisplay {
@@ -46,6 +49,11 @@ impl ProgressDisplay {
         let mut progress = Self::new(format);
         progress.delay = Duration::ZERO;
         progress
+    }
+
+    /// Whether anybody sees them.
+    pub(crate) fn is_drawn(&self) -> bool {
+        self.is_drawn
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Bar>> {
@@ -87,6 +95,14 @@ impl ProgressDisplay {
         }
         bar.bar.set_position(done);
         bar.draw_if_due();
+    }
+
+    /// What is waited for, and how long already; another line goes on with the same wait.
+    pub(crate) fn say(&self, line: &str) {
+        self.update(WAITS, Unit::Items, 0, 0);
+        if let Some(bar) = &*self.lock() {
+            bar.bar.set_message(escaped_line(line).into_owned());
+        }
     }
 
     /// Waits until the second of the bar has passed, and draws it. Pending for ever without a bar to draw.
@@ -178,6 +194,17 @@ mod tests {
         assert!(progress.lock().is_none(), "it is loaded");
         progress.finish();
         assert!(progress.lock().is_none());
+    }
+
+    #[test]
+    fn a_wait_goes_on_under_another_line() {
+        let progress = drawn();
+        progress.say("loading a");
+        let begun = progress.lock().as_ref().expect("a bar").due;
+        progress.say("loading b\u{1b}");
+        let slot = progress.lock();
+        let bar = slot.as_ref().expect("a bar");
+        assert_eq!((bar.due, bar.bar.message().as_str()), (begun, "loading b\\u{1b}"));
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(crate) struct PsArgs {
 }
 
 pub(crate) async fn ps(args: PsArgs, format: Format) -> Result<(), CliError> {
-    let guests = args.socket.connect().await?.ps().await?;
+    let guests = args.socket.connect(format).await?.ps().await?;
     output::print(format, &guests, |guests| match args.wide {
         true => table(guests, name_of).render(),
         false => narrow(guests, name_of, screen_width()),

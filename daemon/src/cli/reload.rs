@@ -32,7 +32,7 @@ pub(crate) struct ReloadArgs {
 }
 
 pub(crate) async fn reload(args: ReloadArgs, format: Format) -> Result<(), CliError> {
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let info = client.reload().await?;
     output::print(format, &info, lines)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use trellis_client::{ErrorBody, ErrorCode, Program as ClientProgram};
 
-use super::error::CliError;
+use super::error::{CliError, ErrorObject};
 use super::output::{Format, note};
 use super::resolve::{self, Named};
 use super::run;
@@ -103,7 +103,7 @@ fn finish(verdict: Verdict, file: &Path, screen: &mut Screen) -> Result<(), CliE
                 GuestEnd::RecordingExceeded { .. } => Extent::Cut,
                 _ => Extent::Whole,
             };
-            screen.end_as_recorded(body.as_ref(), extent)?;
+            screen.end_as_recorded(body.map(ErrorObject::from), extent)?;
             screen.note(&match extent {
                 Extent::Whole => format!("all as recorded; that run ended so: {end}"),
                 Extent::Cut => format!(
@@ -117,7 +117,7 @@ fn finish(verdict: Verdict, file: &Path, screen: &mut Screen) -> Result<(), CliE
         Verdict::Broken(source) => CliError::Recording { path: file.to_owned(), source },
     };
     let body = ErrorBody::new(ErrorCode::Other("replay".to_owned()), error.to_string());
-    screen.end(Some(&body), None)?;
+    screen.end(Some(body.into()), None)?;
     Err(error)
 }
 

@@ -2,18 +2,19 @@
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Lost, Program, StartOptions};
+use trellis_client::{Client, Error, ErrorCode, Event, Guest, Program, StartOptions};
 
 use super::cargo;
 use super::connect::{Found, Home, HomeArgs, read_component};
-use super::error::CliError;
+use super::error::{CliError, ErrorObject};
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
-use super::output::{self, Format};
+use super::output::Format;
+use super::patience::{Patience, not_begun};
 use super::profile::Profiling;
 use super::record::Recording;
 use super::resolve::{self, Named};
@@ -126,10 +127,6 @@ struct Kept {
     profiling: Option<Profiling>,
 }
 
-/// How long to wait for the next daemon, the drain of the one before included.
-const SUCCESSOR_TIME: Duration = Duration::from_secs(120);
-const SUCCESSOR_PAUSE: Duration = Duration::from_millis(200);
-
 /// Finds, builds and runs a guest. One that a daemon refuses because it is about to go down is started in the next.
 ///
 /// # Errors
@@ -143,35 +140,43 @@ pub(crate) async fn start(
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let mut successor = Successor::default();
-    let named = loop {
-        match interrupts.stop(meant(word, home)).await {
-            // The next one may have registered it.
-            Err(CliError::Client(error)) => {
-                interrupts.stop(successor.wait_for(home, not_begun(error)?, format)).await?;
-            }
-            named => break named?,
-        }
-    };
+    let mut patience = home.patience(format);
+    let named = interrupts.stop(meant_in_time(word, home, &mut patience)).await?;
     let (found, program) = interrupts
         .stop(async {
             let program = program(&named, format).await?;
-            Ok((self::home(home, &named, format).await, program))
+            Ok((self::home(home, &named, &mut patience).await, program))
         })
         .await?;
     let mut found = match found {
-        Err(CliError::Client(error)) => {
-            interrupts.stop(successor.wait_for(home, not_begun(error)?, format)).await?
-        }
+        Err(CliError::Client(error)) => interrupts.stop(patience.next(home, not_begun(error)?)).await?,
         found => found?,
     };
     loop {
         let (program, options, wanted) = (program.clone(), options.clone(), wanted.clone());
         match go(&found, word, program, options, input, wanted, format, &interrupts).await {
             Err(CliError::NotBegun(body)) => {
-                found = interrupts.stop(successor.wait_for(home, body, format)).await?;
+                found = interrupts.stop(patience.next(home, body)).await?;
             }
             result => return result,
+        }
+    }
+}
+
+/// As [`meant`], of the next daemon where one takes on nothing more.
+///
+/// # Errors
+/// As there.
+pub(super) async fn meant_in_time(
+    word: &str,
+    args: &HomeArgs,
+    patience: &mut Patience,
+) -> Result<Named, CliError> {
+    loop {
+        match meant(word, args, patience).await {
+            // The next one may have registered it.
+            Err(CliError::Client(error)) => drop(patience.next(args, not_begun(error)?).await?),
+            named => return named,
         }
     }
 }
@@ -180,12 +185,12 @@ pub(crate) async fn start(
 ///
 /// # Errors
 /// It means nothing, or a daemon runs and does not say what it has.
-pub(super) async fn meant(word: &str, args: &HomeArgs) -> Result<Named, CliError> {
+async fn meant(word: &str, args: &HomeArgs, patience: &mut Patience) -> Result<Named, CliError> {
     let named = resolve::resolve(word, &resolve::example_folders())?;
     if !resolve::yields_to_registered(word, &named) || args.stays_inside() {
         return Ok(named);
     }
-    let client = match args.socket.connect().await {
+    let client = match patience.connect(&args.socket).await {
         Ok(client) => client,
         // That is said once one is wanted.
         Err(CliError::Client(Error::NotRunning { .. })) => return Ok(named),
@@ -195,72 +200,15 @@ pub(super) async fn meant(word: &str, args: &HomeArgs) -> Result<Named, CliError
     Ok(if registered.iter().any(|name| name == word) { Named::Registered(word.to_owned()) } else { named })
 }
 
-/// The daemon that comes after one that goes down and takes on nothing more.
-#[derive(Default)]
-struct Successor {
-    waited_for_since: Option<Instant>,
-}
-
-impl Successor {
-    /// Waits until there is a daemon again, which may still be the one that goes down.
-    ///
-    /// # Errors
-    /// None has come in time: what the last one said.
-    async fn wait_for(
-        &mut self,
-        args: &HomeArgs,
-        body: Box<ErrorBody>,
-        format: Format,
-    ) -> Result<Home, CliError> {
-        let since = *self.waited_for_since.get_or_insert_with(|| {
-            output::note(format, "the daemon is about to go down; waiting for the next one");
-            Instant::now()
-        });
-        loop {
-            tokio::time::sleep(SUCCESSOR_PAUSE).await;
-            let left = SUCCESSOR_TIME.saturating_sub(since.elapsed());
-            let found = tokio::time::timeout(left.max(SUCCESSOR_PAUSE), args.find(format)).await;
-            match found {
-                Ok(Ok(Found::There(home))) => return Ok(home),
-                // One that waited for its daemon starts none of its own.
-                Ok(Ok(Found::Here(_))) => {}
-                Ok(Err(CliError::Client(error))) if error.is_retryable() || is_away(&error) => {}
-                Ok(Err(error)) => return Err(error),
-                Err(_) => return Err(CliError::NotBegun(body)),
-            }
-            if left.is_zero() {
-                return Err(CliError::NotBegun(body));
-            }
-        }
-    }
-}
-
-/// What a daemon said that takes on nothing more, of this guest or of the whole connection.
-fn not_begun(error: Error) -> Result<Box<ErrorBody>, Error> {
-    match error {
-        Error::Daemon(body) | Error::ConnectionLost(Lost::Fault(body))
-            if body.code == ErrorCode::ShuttingDown =>
-        {
-            Ok(body)
-        }
-        error => Err(error),
-    }
-}
-
-/// Nobody listens, for now.
-fn is_away(error: &Error) -> bool {
-    matches!(error, Error::NotRunning { .. } | Error::ConnectionLost(_))
-}
-
 /// Where a guest is to run.
 ///
 /// # Errors
 /// No daemon can be reached or started, or there is none that knows the guest by its name.
-pub(crate) async fn home(args: &HomeArgs, named: &Named, format: Format) -> Result<Home, CliError> {
-    match (args.find(format).await?, named) {
+pub(crate) async fn home(args: &HomeArgs, named: &Named, patience: &mut Patience) -> Result<Home, CliError> {
+    match (args.find(patience).await?, named) {
         (Found::There(home), _) => Ok(home),
         (Found::Here(_), Named::Registered(name)) => Err(unknown_guest(name, None).await),
-        (Found::Here(why), _) => args.make(why, format).await,
+        (Found::Here(why), _) => args.make(why, patience.format).await,
     }
 }
 
@@ -416,12 +364,8 @@ async fn drive(
         },
         error => error,
     };
-    let body = error.as_ref().map(|error| match error {
-        Error::Daemon(body) => (**body).clone(),
-        error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
-    });
     let profiled = profiling.filter(|_| has_started).map(|profiling| profiling.finish(format)).transpose();
-    let shown = shown.and_then(|()| screen.end(body.as_ref(), guest.usage()));
+    let shown = shown.and_then(|()| screen.end(error.as_ref().map(ErrorObject::from), guest.usage()));
     if has_started && let Some(recording) = recording {
         let finished = recording.finish();
         // Where the connection is lost that is why nothing was recorded.
@@ -474,10 +418,11 @@ mod tests {
         home.socket.socket = Some(socket);
         let goes = std::thread::spawn(move || drop(listener.accept()));
         // A file beside the tests, whose name a daemon could have as well.
-        let error = meant("Cargo.toml", &home).await.expect_err("it may have it");
+        let mut patience = home.patience(Format::Text);
+        let error = meant("Cargo.toml", &home, &mut patience).await.expect_err("it may have it");
         assert!(matches!(error, CliError::Client(Error::ConnectionLost(_))), "{error}");
         goes.join().expect("no panic");
-        let named = meant("Cargo.toml", &home).await.expect("no daemon runs");
+        let named = meant("Cargo.toml", &home, &mut patience).await.expect("no daemon runs");
         assert!(matches!(named, Named::Component(_)), "{named:?}");
     }
 }

@@ -3,9 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
-use trellis_client::{ErrorBody, Event, GuestUsage, LogLevel};
+use trellis_client::{Event, GuestUsage, LogLevel};
 
-use super::error::CliError;
+use super::error::{CliError, ErrorObject};
 use super::output::{Format, for_stream, remark, to_json};
 use super::progress::ProgressDisplay;
 
@@ -25,19 +25,19 @@ struct End<'a> {
     ok: bool,
     /// How the run ended that was recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    recorded: Option<Recorded<'a>>,
+    recorded: Option<Recorded>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<&'a ErrorBody>,
+    error: Option<ErrorObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<&'a GuestUsage>,
 }
 
 /// The end of a recorded run.
 #[derive(Serialize)]
-struct Recorded<'a> {
+struct Recorded {
     ok: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<&'a ErrorBody>,
+    error: Option<ErrorObject>,
     /// Whether the recording lacks what the guest did and sent last.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
@@ -135,7 +135,7 @@ impl Screen {
     /// The reader of the output is gone.
     pub(crate) fn end(
         &mut self,
-        error: Option<&ErrorBody>,
+        error: Option<ErrorObject>,
         usage: Option<&GuestUsage>,
     ) -> Result<(), CliError> {
         self.close(&End { ok: error.is_none(), recorded: None, error, usage })
@@ -147,10 +147,11 @@ impl Screen {
     /// The reader of the output is gone.
     pub(crate) fn end_as_recorded(
         &mut self,
-        error: Option<&ErrorBody>,
+        error: Option<ErrorObject>,
         extent: Extent,
     ) -> Result<(), CliError> {
-        let recorded = Some(Recorded { ok: error.is_none(), error, cut: extent == Extent::Cut });
+        let (ok, cut) = (error.is_none(), extent == Extent::Cut);
+        let recorded = Some(Recorded { ok, error, cut });
         self.close(&End { ok: true, recorded, error: None, usage: None })
     }
 
@@ -182,7 +183,7 @@ fn logged(level: &LogLevel, line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use trellis_client::ErrorCode;
+    use trellis_client::{ErrorBody, ErrorCode};
 
     use super::*;
 
@@ -191,13 +192,12 @@ mod tests {
         let end = End { ok: true, recorded: None, error: None, usage: None };
         assert_eq!(to_json(&end), r#"{"type":"end","ok":true}"#);
         let error = ErrorBody::new(ErrorCode::GuestTrapped, "unreachable");
-        let end = End { ok: false, recorded: None, error: Some(&error), usage: None };
-        let expected =
-            r#"{"type":"end","ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}"#;
+        let end = End { ok: false, recorded: None, error: Some(error.clone().into()), usage: None };
+        let expected = r#"{"type":"end","ok":false,"error":{"code":"guest_trapped","message":"unreachable","retryable":false}}"#;
         assert_eq!(to_json(&end), expected);
-        let recorded = Some(Recorded { ok: false, error: Some(&error), cut: false });
+        let recorded = Some(Recorded { ok: false, error: Some(error.clone().into()), cut: false });
         let end = End { ok: true, recorded, error: None, usage: None };
-        let expected = r#"{"type":"end","ok":true,"recorded":{"ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}}"#;
+        let expected = r#"{"type":"end","ok":true,"recorded":{"ok":false,"error":{"code":"guest_trapped","message":"unreachable","retryable":false}}}"#;
         assert_eq!(to_json(&end), expected);
     }
 

@@ -5,30 +5,31 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
-use trellis_client::{LoadingInfo, ReloadInfo, SettingChange};
+use trellis_client::socket::default_socket;
+use trellis_client::{ReloadInfo, SettingChange};
 
 use super::connect::{self, DtypeArg};
 use super::error::CliError;
 use super::interrupt::{HangUps, Interrupts, UpgradeSignals};
 use super::manager::{self, Lent, Manager};
 use super::output::{self, Format};
-use super::status::loading;
+use super::served::{self, OPEN_MODE, directory_mode};
+use super::start_notes::StartNotes;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
-use crate::daemon::{Daemon, LoadProgress, usual_state_dir};
-use crate::descriptors;
-use crate::ipc::{Listener, StartNote};
+use crate::daemon::{Daemon, usual_state_dir};
+use crate::ipc::Listener;
 use crate::logs::{self, SetLog};
 use crate::metrics::Endpoint;
 use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
 use crate::tasks::joined;
-use crate::upgrade::{CommandLine, Inherited, InheritedMetrics, Signals};
+use crate::upgrade::{self, CommandLine, Inherited, InheritedMetrics, Signals};
+use crate::{cores, descriptors};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,7 +39,7 @@ Examples:
 
 Told to end by SIGTERM, Ctrl-C or the end of its terminal, the daemon takes on nothing more and waits for what
 it is at, up to sessions.drain_ms (10 s), of which guests are told, so that they may save what they have; then it ends guests, their
-clients hear shutting_down, which may be tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
+clients hear shutting_down, which may be tried again, and the socket is removed, within a second, whatever does not come to its end. A second SIGTERM or Ctrl-C does not wait for guests, a third for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either.
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
@@ -49,6 +50,9 @@ refused. What has come of that is in the log.
 
 On Linux it hears when memory is short, by the kernel's pressure stall information or by what MEMORY_PRESSURE_WATCH names, and lets go
 of what it can compute or read again; MEMORY_PRESSURE_WATCH=/dev/null has it watch nothing.
+
+The guests of each user run in a process of their own where root runs the daemon, where it listens on the socket of the machine, and
+where others may pass the folders of its socket; in threads of the daemon otherwise. The file's `isolation` says otherwise.
 
 Started by systemd with Type=notify, it says there how far the start is, that it serves, and that it ends; with
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
@@ -94,6 +98,8 @@ struct Settings {
     log: Option<LogFilter>,
     manager: Arc<Manager>,
     set_log: OnceLock<SetLog>,
+    /// Where the daemon listens, once it does.
+    listened: OnceLock<PathBuf>,
 }
 
 impl Settings {
@@ -102,13 +108,21 @@ impl Settings {
         let ServeArgs { config, models, device, dtype, socket, check: _, log } = args;
         let file = config.map(std::path::absolute).transpose();
         let file = file.map_err(CliError::io("find the current folder"))?;
-        let (manager, set_log) = (manager.clone(), OnceLock::new());
-        Ok(Self { file, models, device, dtype, socket, log, manager, set_log })
+        let (manager, set_log, listened) = (manager.clone(), OnceLock::new(), OnceLock::new());
+        Ok(Self { file, models, device, dtype, socket, log, manager, set_log, listened })
     }
-}
 
-impl Origin for Settings {
-    fn read(&self) -> Result<Config, ConfigError> {
+    /// With where guests run decided by where the daemon listens, or is told to.
+    fn decided(&self, config: Config) -> Config {
+        let isolation = match self.listened.get() {
+            Some(socket) => config.isolation.of(served::by(socket)),
+            None => served::isolation_of(&config),
+        };
+        Config { isolation, ..config }
+    }
+
+    /// What is said, with nothing decided.
+    fn told(&self) -> Result<Config, ConfigError> {
         if self.set_log.get().is_some()
             && let Some(path) = &self.file
         {
@@ -126,6 +140,12 @@ impl Origin for Settings {
         config.state_dir = config.state_dir.or_else(usual_state_dir);
         Ok(config)
     }
+}
+
+impl Origin for Settings {
+    fn read(&self) -> Result<Config, ConfigError> {
+        Ok(self.decided(self.told()?))
+    }
 
     fn begins(&self) {
         self.manager.reloads();
@@ -138,6 +158,7 @@ impl Origin for Settings {
                 format!("serving; read again: {n_changed} settings changed, {n_waiting} wait for a restart")
             }
             Err(ReloadError::Panicked) => "serving; the configuration could not be read again".to_owned(),
+            Err(ReloadError::Ending) => "the daemon is about to go down".to_owned(),
             Err(_) => "serving; the configuration is wrong and was not read again".to_owned(),
         };
         // After what is logged, and also where that fails.
@@ -156,6 +177,8 @@ impl Origin for Settings {
                     tracing::warn!(setting = name, "waits for a restart");
                 }
             }
+            // Who asked is told.
+            Err(ReloadError::Ending) => {}
             Err(error @ ReloadError::Panicked) => tracing::error!(%error, "nothing has changed"),
             Err(error) => {
                 tracing::error!(%error, "the configuration is wrong, and nothing of it has changed");
@@ -202,7 +225,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let started = Instant::now();
     if args.check {
         // Nothing takes its place, and an interrupt ends it.
-        crate::upgrade::let_signals_through();
+        upgrade::let_signals_through();
         return check(args, format);
     }
     let (interrupts, mut hang_ups) = Interrupts::watch_beside_hang_ups()?;
@@ -217,11 +240,14 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     };
     let manager = Arc::new(manager);
     let settings = Arc::new(Settings::of(args, &manager)?);
-    let config = settings.read()?;
+    let config = settings.told()?;
     let set_log = logs::start(config.log.filter(), config.log_format, config.log_bytes)
         .map_err(CliError::io("reach journald, to which log_format sends the log"))?;
     // It is set here, and here alone.
     let _ = settings.set_log.set(set_log);
+    if let Err(error) = cores::forbid() {
+        tracing::warn!(%error, "a daemon that dies may leave a core dump");
+    }
     if let Err(error) = descriptors::raise_limit() {
         tracing::warn!(%error, "the limit of open files stays as low as it was");
     }
@@ -230,12 +256,15 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // that come meanwhile should wait for this one.
     let Sockets { listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
     let socket = listener.path().to_owned();
+    // The service manager may have said where.
+    let _ = settings.listened.set(socket.clone());
+    let config = settings.decided(config);
     let told = manager.clone();
-    let note = Mutex::new((listener.start_note().map_err(CliError::io("open the lock"))?, String::new()));
+    let notes = StartNotes::in_(listener.start_note().map_err(CliError::io("open the lock"))?);
     let words = Words { format, is_text: config.log_format == LogFormat::Text };
     let starting = connect::start_told(&config, words.format_of_progress(), move |progress| {
         told.loads(progress);
-        note_start(&mut note.lock().unwrap_or_else(PoisonError::into_inner), progress);
+        notes.tell(progress);
     });
     let daemon = interrupts.stop(starting).await?;
     daemon.set_origin(settings);
@@ -288,7 +317,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         served = daemon.serve(listener) => served.map_err(CliError::Device)?,
         never = manager::watch(&daemon) => match never {},
         never = reload(&daemon, &mut hang_ups) => match never {},
-        never = upgrade(&daemon, &mut upgrades) => match never {},
+        never = follow_upgrades(&daemon, &mut upgrades) => match never {},
         never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
@@ -307,7 +336,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     drop((model, daemon));
     // What comes from here on is for the next program; what came before is heard of now.
     signals.hold();
-    tokio::time::sleep(HEARD_TIME).await;
+    interrupts.heard_all().await;
     if interrupts.has_come() {
         words.say("stopped");
         return Ok(());
@@ -315,16 +344,14 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let (program, version) = (successor.program().display().to_string(), successor.version().to_owned());
     words.say(&format!("{program} ({version}) takes the place of this program"));
     let metrics = metrics.as_ref().map(|socket| (socket.as_fd(), metrics_are_lent));
-    let error = crate::upgrade::replace(&successor, &listener, metrics);
+    let error = upgrade::replace(&successor, &listener, metrics);
     tracing::error!(%error, program, "the program that was to take the place of this one cannot be started");
     Err(CliError::io(format!("start {program} in the place of this program"))(error))
 }
 
-/// How long a signal that was taken may be on its way to who watches for it.
-const HEARD_TIME: Duration = Duration::from_millis(50);
-
 /// Says whether a daemon would start with this command line.
 fn check(args: ServeArgs, format: Format) -> Result<(), CliError> {
+    upgrade::check_asked().map_err(CliError::io("take the place of the daemon"))?;
     let settings = Settings::of(args, &Arc::default())?;
     if let Some(path) = &settings.file {
         check_regular(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
@@ -373,25 +400,6 @@ impl Words {
     }
 }
 
-/// Says for `trellis status` how far the start is, where that has changed.
-fn note_start((note, last): &mut (StartNote, String), progress: &LoadProgress) {
-    // That it is not said keeps nobody from serving.
-    let line = match progress {
-        LoadProgress::Loading { model, done_bytes, total_bytes } => {
-            let info =
-                LoadingInfo { model: model.clone(), done_bytes: *done_bytes, total_bytes: *total_bytes };
-            loading(&info)
-        }
-        LoadProgress::Ready => {
-            let _ = note.say_ready();
-            return;
-        }
-    };
-    if line != *last && note.say(&line).is_ok() {
-        *last = line;
-    }
-}
-
 /// Has the daemon read its configuration again whenever it is told to.
 async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
     loop {
@@ -404,7 +412,7 @@ async fn reload(daemon: &Daemon, hang_ups: &mut HangUps) -> Infallible {
 }
 
 /// Has another program take the place of this one whenever the process is told to.
-async fn upgrade(daemon: &Daemon, signals: &mut UpgradeSignals) -> Infallible {
+async fn follow_upgrades(daemon: &Daemon, signals: &mut UpgradeSignals) -> Infallible {
     loop {
         signals.next().await;
         if let Err(error) = daemon.upgrade().begin(None).await {
@@ -562,23 +570,4 @@ fn adopt_for_metrics(lent: std::net::TcpListener) -> Result<(Endpoint, SocketAdd
     let endpoint = Endpoint::adopt(lent).map_err(CliError::io("take the socket for metrics of systemd"))?;
     let address = endpoint.address().map_err(CliError::io("take the socket for metrics of systemd"))?;
     Ok((endpoint, address))
-}
-
-/// The mode of a folder that others come to a socket through.
-const OPEN_MODE: u32 = 0o755;
-
-/// A user's own directory is closed to all others; the machine's has to let the socket's group in.
-fn directory_mode(socket: &Path) -> u32 {
-    if socket == Path::new(SYSTEM_SOCKET) { OPEN_MODE } else { 0o700 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_machines_directory_is_open_to_look_into() {
-        assert_eq!(directory_mode(Path::new("/run/user/1000/trellis/trellis.sock")), 0o700);
-        assert_eq!(directory_mode(Path::new(SYSTEM_SOCKET)), 0o755);
-    }
 }

@@ -10,6 +10,7 @@ use trellis_client::{Client, DaemonInfo, DeviceInfo, Error, LoadingInfo, ModelIn
 
 use super::connect::SocketArgs;
 use super::error::CliError;
+use super::info::shown_isolation;
 use super::output::{self, Format, escaped_line};
 use crate::ipc::{Lock, Owner, Phase, Seen, owner_of};
 
@@ -93,12 +94,14 @@ async fn ask(client: &Client) -> Result<Status, Error> {
 
 const STARTING: &str = "starting";
 const SILENT: &str = "silent";
+const DRAINING: &str = "draining";
 
 /// A daemon that has taken no connection: one that is ready takes them at once, unless it stands still.
 fn not_greeted(socket: Option<PathBuf>) -> Status {
     let phase = socket.as_ref().and_then(|socket| Some(owner_of(socket)?.phase));
     let state = match (phase, &socket) {
         (Some(Phase::Ready), _) => SILENT,
+        (Some(Phase::Ending), _) => DRAINING,
         (Some(Phase::Starting(_)), _) => STARTING,
         // It does not say how far it is to every user.
         (None, Some(socket)) if matches!(Lock::look(socket), Seen::Closed) => SILENT,
@@ -112,7 +115,7 @@ fn silent(state: &'static str, socket: Option<PathBuf>) -> Status {
     let owner = socket.as_ref().and_then(|socket| owner_of(socket));
     let (pid, progress) = match owner {
         Some(Owner { pid, phase: Phase::Starting(progress) }) => (Some(pid), progress),
-        Some(Owner { pid, phase: Phase::Ready }) => (Some(pid), None),
+        Some(Owner { pid, phase: Phase::Ready | Phase::Ending }) => (Some(pid), None),
         None => (None, None),
     };
     Status::Silent { state, socket, pid, progress }
@@ -158,6 +161,7 @@ fn shown(status: &Status) -> String {
         Status::Silent { state, socket, pid, progress } => {
             let said = progress.clone().unwrap_or_else(|| match *state {
                 SILENT => "it does not answer: it has much to do, or stands still".to_owned(),
+                DRAINING => "it takes connections no more, and what runs comes to its end".to_owned(),
                 _ => "it does not answer yet".to_owned(),
             });
             let process = pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
@@ -191,13 +195,15 @@ fn said_state(state: &str, daemon: &DaemonInfo) -> String {
 }
 
 fn of_daemon(daemon: &DaemonInfo) -> Vec<(&'static str, String)> {
-    vec![
+    let mut lines = vec![
         ("build", daemon.build.clone()),
         ("process", format!("{}, with {}", daemon.pid, output::bytes(daemon.resident_bytes))),
         ("running for", output::duration_ms(daemon.uptime_ms)),
         ("guests", daemon.n_guests.to_string()),
         ("sessions", daemon.n_sessions.to_string()),
-    ]
+    ];
+    lines.extend(shown_isolation(daemon).map(|isolation| ("isolation", isolation)));
+    lines
 }
 
 /// `tiny, loaded, f32 on cpu (2 threads), the default, 2 contexts`
@@ -254,6 +260,7 @@ mod tests {
         };
         let daemon = DaemonInfo {
             state: Some("draining".to_owned()),
+            isolation: Some("thread".to_owned()),
             pid: 7,
             uptime_ms: 61_000,
             devices: vec![device],
@@ -276,6 +283,7 @@ mod tests {
             "state        draining: it takes on nothing more, and what runs comes to its end\n",
             "socket       /run/t.sock\n",
             "running for  1 min 1 s\n",
+            "isolation    thread: guests run in threads of the daemon\n",
             "loading      big: 34% of 100 B\n",
             "model        tiny, loaded, f32 on cpu (2 threads), the default, 1 context\n",
             "model        tiny, FAILED: no memory, f32 on",
@@ -307,6 +315,12 @@ mod tests {
         let silent =
             stands_still.contains("silent: it does not answer: it has much to do, or stands still\n");
         assert!(silent && stands_still.contains(&pid), "{stands_still}");
+        lock.note().expect("it is open").say_replaced(Some(Duration::from_millis(4_200))).expect("written");
+        let replaced = said();
+        assert!(replaced.contains("starting: another program takes its place in up to 5 s\n"), "{replaced}");
+        lock.note().expect("it is open").say_ending().expect("written");
+        let ends = said();
+        assert!(ends.contains("draining: it takes connections no more") && ends.contains(&pid), "{ends}");
         drop(lock);
         assert!(said().contains("starting: it does not answer yet\n"), "what it says is of one that is gone");
         let stopped = Status::Stopped { state: "stopped", sockets: vec![path.clone()] };

@@ -58,7 +58,7 @@ enum Stopped {
 }
 
 pub(crate) async fn stop(args: StopArgs, format: Format) -> Result<(), CliError> {
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let stopped = match args.guest_id {
         Some(guest_id) => {
             client.stop(guest_id).await?;

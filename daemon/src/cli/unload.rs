@@ -47,7 +47,7 @@ struct Unloaded {
 
 pub(crate) async fn unload(args: UnloadArgs, format: Format) -> Result<(), CliError> {
     let UnloadArgs { model, drain, socket } = args;
-    let client = socket.connect().await?;
+    let client = socket.connect(format).await?;
     let name = model.clone();
     let mut unloading = pin!(client.unload_model(&name, drain));
     let default_model = match timeout(SILENCE_MAX, &mut unloading).await {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde::Serialize;
-use trellis_client::{Client, UpgradeInfo};
+use trellis_client::UpgradeInfo;
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -59,7 +59,7 @@ pub(crate) async fn upgrade(args: UpgradeArgs, format: Format) -> Result<(), Cli
     let program = program.map(|path| path.into_os_string().into_string());
     let program = program.transpose().map_err(|path| CliError::NotUtf8 { path: path.into() })?;
     let begun = Instant::now();
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let (before, socket) = (client.daemon_build().to_owned(), client.socket().map(Path::to_owned));
     let UpgradeInfo { program, version, n_at_work, drain_ms } = client.upgrade(program.as_deref()).await?;
     let seconds = drain_ms as f64 / 1_000.0;
@@ -69,16 +69,19 @@ pub(crate) async fn upgrade(args: UpgradeArgs, format: Format) -> Result<(), Cli
     };
     output::note(format, &format!("{program} ({version}) takes the place of the daemon{waits}"));
     drop(client);
-    let socket = socket.ok_or(CliError::NoSocketPlace)?;
+    let socket = SocketArgs { socket: Some(socket.ok_or(CliError::NoSocketPlace)?) };
     // Who comes from now on is answered by the next one.
     let after = interrupts
         .stop(async {
             let answered = async {
-                let client = Client::connect_to(&socket).await?;
+                let client = socket.connect(format).await?;
                 client.info().await?;
-                Ok::<_, trellis_client::Error>(client.daemon_build().to_owned())
+                Ok::<_, CliError>(client.daemon_build().to_owned())
             };
-            answered.await.map_err(CliError::NoSuccessor)
+            answered.await.map_err(|error| match error {
+                CliError::Client(error) => CliError::NoSuccessor(error),
+                error => error,
+            })
         })
         .await?;
     let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -1,12 +1,13 @@
 //! `trellis run --watch`: a guest that is built and run again whenever its source has changed.
 
-use trellis_client::StartOptions;
+use trellis_client::{Error, ErrorCode, Lost, StartOptions};
 
 use super::changes::Changes;
 use super::connect::{Home, HomeArgs};
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{Format, note};
+use super::patience::not_begun;
 use super::resolve::{self, Named};
 use super::run::{self, UserInput, Wanted};
 
@@ -43,8 +44,14 @@ pub(crate) async fn watch(
             Some(Err(error @ (CliError::Interrupted | CliError::OutputClosed))) => return Err(error),
             Some(Err(error)) => {
                 error.print(format);
+                // It was cut short for the next daemon.
+                if let CliError::Guest(body) = &error
+                    && body.code == ErrorCode::ShuttingDown
+                {
+                    continue;
+                }
                 // A daemon that is gone may be there again.
-                if let CliError::Client(_) | CliError::NotBegun(_) = error {
+                if let CliError::Client(_) | CliError::NotBegun(_) | CliError::Silent { .. } = error {
                     home = None;
                 }
             }
@@ -71,9 +78,34 @@ async fn round(
     interrupts: &Interrupts,
 ) -> Result<(), CliError> {
     let program = interrupts.stop(run::program(named, format)).await?;
-    if home.is_none() {
-        *home = Some(interrupts.stop(run::home(args, named, format)).await?);
+    let mut patience = args.patience(format);
+    loop {
+        // The daemon of the round before may have gone since.
+        let there = match home.take() {
+            Some(there) => {
+                let asked = async {
+                    let info = there.client.info().await;
+                    Ok(info.map(|_| there))
+                };
+                interrupts.stop(asked).await?
+            }
+            None => Err(Error::ConnectionLost(Lost::Closed)),
+        };
+        let there = match there.map_err(not_begun) {
+            Ok(there) => there,
+            Err(Ok(body)) => interrupts.stop(patience.next(args, body)).await?,
+            Err(Err(_)) => match interrupts.stop(run::home(args, named, &mut patience)).await {
+                Err(CliError::Client(error)) => {
+                    interrupts.stop(patience.next(args, not_begun(error)?)).await?
+                }
+                there => there?,
+            },
+        };
+        let there = home.insert(there);
+        let (program, options, wanted) = (program.clone(), options.clone(), wanted.clone());
+        match run::go(there, word, program, options, UserInput::Nothing, wanted, format, interrupts).await {
+            Err(CliError::NotBegun(body)) => *home = Some(interrupts.stop(patience.next(args, body)).await?),
+            result => return result,
+        }
     }
-    let home = home.as_ref().expect("it was just made");
-    run::go(home, word, program, options, UserInput::Nothing, wanted, format, interrupts).await
 }

@@ -7,6 +7,8 @@ use std::ops::RangeInclusive;
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
+use super::ClassLimits;
+
 /// The class of whoever is in no other.
 pub const DEFAULT_CLASS: &str = "default";
 
@@ -35,11 +37,13 @@ pub struct ClassSettings {
     pub share: u32,
     /// Pages of users of a lower rank make room first, and go to host memory: from 0 to 100.
     pub rank: u8,
+    /// How much each user of the class may have, where that is not as much as each user of any class.
+    pub limits: ClassLimits,
 }
 
 impl Default for ClassSettings {
     fn default() -> Self {
-        Self { users: Vec::new(), groups: Vec::new(), share: 1, rank: 0 }
+        Self { users: Vec::new(), groups: Vec::new(), share: 1, rank: 0, limits: ClassLimits::default() }
     }
 }
 
@@ -95,7 +99,7 @@ pub enum WrongClass {
 /// A number is outside its range, or the class of those in no other has members.
 pub(crate) fn check(classes: &ClassTable) -> Result<(), WrongClass> {
     for (class, settings) in classes {
-        let ClassSettings { users, groups, share, rank } = settings;
+        let ClassSettings { users, groups, share, rank, limits: _ } = settings;
         let (class, share, rank) = (class.clone(), *share, *rank);
         if !SHARES.contains(&share) {
             return Err(WrongClass::Share { class, share });

@@ -3,7 +3,7 @@
 use documented::DocumentedFields;
 use serde_json::Value;
 
-use super::{CatalogModel, ClassSettings, Config, PermissionSettings, PolicySettings};
+use super::{CatalogModel, ClassLimits, ClassSettings, Config, PermissionSettings, PolicySettings};
 use crate::limits::{self, Source};
 
 /// A setting of a daemon with this configuration.
@@ -58,6 +58,9 @@ fn about(name: &str) -> String {
         "" => Config::get_field_docs(field),
         "permissions" => PermissionSettings::get_field_docs(field),
         "policy" => PolicySettings::get_field_docs(field),
+        table if table.starts_with("classes.") && table.ends_with(".limits") => {
+            ClassLimits::get_field_docs(field)
+        }
         table if table.starts_with("classes.") => ClassSettings::get_field_docs(field),
         table if table.starts_with("catalog.") => CatalogModel::get_field_docs(field),
         // What the operator's component takes, and it alone knows.

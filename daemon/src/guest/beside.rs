@@ -1,4 +1,4 @@
-//! Long work of guests that cannot be cut: texts to encode, templates, grammars.
+//! Long work of guests: texts to encode, templates, JSON, and grammars, of which the last cannot be cut into parts.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -8,13 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, available_parallelism};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{ActorId, Owner};
 use trellis_engine::fair::{FairQueue, Lane, Seat};
+use trellis_engine::model::YieldPoint;
 
+use self::turn::{Held, Turn};
 use super::cpu::CpuClock;
 use super::rooms::{Kind, Need, Rooms};
 use super::threads::{as_ns, give_way};
+
+#[cfg(test)]
+mod tests;
+mod turn;
 
 /// By how much it gives way to the daemon's other threads, in the system's steps of niceness: as guests do.
 const NICENESS: i32 = 5;
@@ -37,7 +45,8 @@ const NO_ROWS: usize = 0;
 /// Runs long work of guests on threads of its own. Each user may have as many as there are processors, and what waits of one
 /// user is served by fair shares of processor time of its sessions and guests. So no user waits for the work of another, and
 /// the system shares the processors between the threads of all: those of users with smaller shares are nicer to those of users
-/// with larger ones. Texts and grammars wait for room as well, since they take some hundred times their length while they are under way.
+/// with larger ones. Work in parts ([`Beside::run_in_parts`]) gives its place to who comes next every few milliseconds, and ends
+/// once its guest is gone. Texts and grammars wait for room as well, since they take some hundred times their length while they are under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside(Arc<Mutex<Pieces>>);
 
@@ -66,6 +75,8 @@ struct OfUser {
     waiting: FairQueue<Waiting>,
     n_waiting: usize,
     n_running: usize,
+    /// Of those that wait, the ones that have been under way and have a thread.
+    n_paused: usize,
     rooms: Rooms,
     n_places: usize,
     /// When its last piece was begun, in pieces that were begun.
@@ -76,7 +87,7 @@ impl OfUser {
     fn new(share: NonZeroU32) -> Self {
         let waiting = FairQueue::default();
         let rooms = Rooms::default();
-        Self { share, waiting, n_waiting: 0, n_running: 0, rooms, n_places: 0, last_begun: 0 }
+        Self { share, waiting, n_waiting: 0, n_running: 0, n_paused: 0, rooms, n_places: 0, last_begun: 0 }
     }
 
     /// Where its next piece waits, of those that may begin. `all` is what is under way of all users.
@@ -164,6 +175,8 @@ struct Running {
     beside: Beside,
     actor: ActorId,
     need: Need,
+    /// Whether others have their turn in its place, while it keeps its room.
+    is_paused: bool,
     /// Whether what it had is given back.
     is_back: bool,
 }
@@ -171,11 +184,12 @@ struct Running {
 impl Running {
     fn give_back(&mut self) {
         self.is_back = true;
+        let n_running = usize::from(!self.is_paused);
         let mut pieces = self.beside.lock();
-        pieces.n_running -= 1;
+        pieces.n_running -= n_running;
         pieces.rooms.end(self.need);
         let user = pieces.user(self.actor);
-        user.n_running -= 1;
+        user.n_running -= n_running;
         user.rooms.end(self.need);
         pieces.forget_if_done(self.actor);
     }
@@ -211,6 +225,12 @@ impl Beside {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether work waits or is under way.
+    #[cfg(test)]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.lock().users.is_empty()
+    }
+
     /// Runs work of a guest on another thread; its time counts on the clock, the time in the queue does not. Work that waits
     /// for its turn is forgotten when the future is dropped.
     ///
@@ -236,6 +256,22 @@ impl Beside {
         need: Need,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
+        self.run_in_parts(owner, clock, Duration::MAX, need, |_| work()).await
+    }
+
+    /// As [`Self::run_in_room`], for work that comes to yield points. There it lets others have their turn, and is given up when the
+    /// future was dropped, or when its guest has had more than so much of processors.
+    ///
+    /// # Panics
+    /// The work does.
+    pub(crate) async fn run_in_parts<T: Send + 'static>(
+        &self,
+        owner: &Owner,
+        clock: &Arc<CpuClock>,
+        cpu_max: Duration,
+        need: Need,
+        work: impl FnOnce(&YieldPoint) -> T + Send + 'static,
+    ) -> T {
         let (place, turn) = self.wait(owner, need);
         let running = turn.await.expect("the queue keeps what is waited for");
         // Others wait for the room that it has: how soon it gives that back is not its user's business alone.
@@ -243,16 +279,24 @@ impl Beside {
             Kind::LongText | Kind::HugeText | Kind::LargeGrammar => NICENESS,
             _ => self.niceness(owner.account.priority().share),
         };
+        let gone = CancellationToken::new();
+        let _gone_if_dropped = gone.clone().drop_guard();
+        let turn = Turn::new(Held::new(running, place), clock.clone(), cpu_max, gone, Handle::current());
+        let (turn, clock) = (Arc::new(turn), clock.clone());
         let (done, result) = oneshot::channel();
-        let clock = clock.clone();
         let thread = thread::Builder::new().name("guest-work".to_owned()).stack_size(STACK_BYTES);
         let begun = thread.spawn(move || {
             give_way(niceness);
             let span = clock.begin();
-            let result = catch_unwind(AssertUnwindSafe(work));
-            place.charge(span.elapsed());
+            turn.begin();
+            let yields = YieldPoint::new({
+                let turn = turn.clone();
+                move || turn.reach()
+            });
+            let result = catch_unwind(AssertUnwindSafe(|| work(&yields)));
+            let held = turn.end();
             drop(span);
-            drop((running, place));
+            drop(held);
             // The guest may be gone.
             let _ = done.send(result);
         });
@@ -330,7 +374,7 @@ impl Beside {
             pieces.n_begun += 1;
             user.last_begun = pieces.n_begun;
         }
-        Some((begin, Running { beside: self.clone(), actor, need, is_back: false }))
+        Some((begin, Running { beside: self.clone(), actor, need, is_paused: false, is_back: false }))
     }
 }
 
@@ -338,180 +382,4 @@ impl Beside {
 fn niceness_beside(share: NonZeroU32, largest: NonZeroU32) -> i32 {
     let n_steps = (f64::from(largest.get()) / f64::from(share.get())).log(STEP_OF_NICENESS).round();
     NICENESS_MAX.min(NICENESS + n_steps as i32)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::super::threads::tests::{owner, owner_with};
-    use super::*;
-    use crate::thread_time::thread_time;
-
-    #[tokio::test]
-    async fn long_work_blocks_nobody_and_is_counted() {
-        let (beside, clock) = (Beside::new(), Arc::new(CpuClock::default()));
-        let (begun, has_begun) = oneshot::channel();
-        let (looked, have_looked) = mpsc::channel();
-        let owner = owner(1, 1);
-        let work = beside.run(&owner, &clock, move || {
-            begun.send(()).expect("it is waited for");
-            have_looked.recv().expect("they look");
-            let begun = thread_time();
-            while thread_time() - begun < Duration::from_millis(20) {
-                std::hint::spin_loop();
-            }
-            7
-        });
-        let others = async {
-            has_begun.await.expect("it begins");
-            assert!(clock.is_running(), "this thread was free while the work went on");
-            looked.send(()).expect("it waits");
-        };
-        let (result, ()) = tokio::join!(work, others);
-        assert_eq!(result, 7);
-        assert!(clock.used() >= Duration::from_millis(20), "{:?}", clock.used());
-        assert!(!clock.is_running());
-    }
-
-    #[tokio::test]
-    async fn guests_take_turns_users_do_not_wait_for_each_other_and_what_is_given_up_is_passed_over() {
-        let beside = Beside::of(1);
-        let (go, gone) = mpsc::channel::<()>();
-        let done = Arc::new(Mutex::new(Vec::new()));
-        let mut tasks = Vec::new();
-        let mut begin = |user: u32, guest: u64, number: u32, wait: Option<mpsc::Receiver<()>>| {
-            let (beside, done) = (beside.clone(), done.clone());
-            tasks.push(tokio::spawn(async move {
-                let work = move || {
-                    wait.map(|wait| wait.recv());
-                    done.lock().expect("no panic").push((user, guest, number));
-                };
-                beside.run(&owner(user, guest), &Arc::default(), work).await;
-            }));
-        };
-        begin(1, 1, 0, Some(gone));
-        tokio::task::yield_now().await;
-        for number in 1..5 {
-            begin(1, 1, number, None);
-            tokio::task::yield_now().await;
-        }
-        begin(1, 2, 0, None);
-        tokio::task::yield_now().await;
-        tasks.remove(2).abort();
-        tokio::task::yield_now().await;
-        // The other user's is done while the first one's is under way.
-        assert_eq!(beside.run(&owner(2, 1), &Arc::default(), || 9).await, 9);
-        go.send(()).expect("it waits");
-        for task in tasks {
-            task.await.expect("it ends");
-        }
-        let mut seen = done.lock().expect("no panic").clone();
-        assert_eq!(seen[0], (1, 1, 0));
-        assert_ne!(seen.last(), Some(&(1, 2, 0)), "the guest that came last is not served last");
-        seen.sort_unstable();
-        assert_eq!(seen, [(1, 1, 0), (1, 1, 1), (1, 1, 3), (1, 1, 4), (1, 2, 0)]);
-        let pieces = beside.lock();
-        assert!(pieces.users.is_empty() && pieces.n_running == 0);
-    }
-
-    #[tokio::test]
-    async fn long_texts_wait_for_room_and_nothing_else_waits_for_them() {
-        const MIB: usize = 1 << 20;
-        let beside = Beside::of(8);
-        let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
-        let begin = |user: u32, guest: u64, text_bytes: usize| {
-            let (beside, begun) = (beside.clone(), begun.clone());
-            let (go, gone) = mpsc::channel::<()>();
-            let work = move || {
-                begun.send((user, guest)).expect("it is waited for");
-                gone.recv().expect("it is told");
-            };
-            let owner = owner(user, guest);
-            let need = Need::of_text(text_bytes);
-            let task = async move { beside.run_in_room(&owner, &Arc::default(), need, work).await };
-            (go, tokio::spawn(task))
-        };
-        let mut first = Vec::new();
-        for user in 1..=4 {
-            first.push(begin(user, 1, MIB));
-            assert_eq!(begins.recv().await, Some((user, 1)));
-        }
-        // Its user has no more room, and then no more has the daemon.
-        let second = begin(1, 2, MIB / 2);
-        tokio::task::yield_now().await;
-        let given_up = begin(5, 1, 2 * MIB);
-        tokio::task::yield_now().await;
-        let third = begin(6, 1, MIB / 2);
-        tokio::task::yield_now().await;
-        let clock = Arc::default();
-        let short = Need::of_text(60 << 10);
-        assert_eq!(beside.run_in_room(&owner(5, 2), &clock, short, || 1).await, 1);
-        assert_eq!(beside.run(&owner(1, 3), &clock, || 2).await, 2, "no text at all");
-        given_up.1.abort();
-        assert!(given_up.1.await.is_err());
-        assert!(begins.try_recv().is_err(), "long ones have begun without room");
-        let (go, ended) = first.remove(0);
-        go.send(()).expect("it waits");
-        ended.await.expect("it ends");
-        let mut now = [begins.recv().await, begins.recv().await];
-        now.sort_unstable();
-        assert_eq!(now, [Some((1, 2)), Some((6, 1))]);
-        for (go, ended) in first.into_iter().chain([second, third]) {
-            go.send(()).expect("it waits");
-            ended.await.expect("it ends");
-        }
-        let pieces = beside.lock();
-        assert!(pieces.users.is_empty() && pieces.n_running == 0);
-        assert_eq!(pieces.rooms, Rooms::default());
-    }
-
-    #[tokio::test]
-    async fn work_of_a_smaller_share_is_nicer_while_a_larger_one_has_work() {
-        let niceness = |share: u32, largest: u32| {
-            let [share, largest] = [share, largest].map(|n| NonZeroU32::new(n).expect("above 0"));
-            niceness_beside(share, largest)
-        };
-        let seen =
-            [(1, 1), (7, 7), (1, 3), (2, 4), (1, 100)].map(|(share, largest)| niceness(share, largest));
-        assert_eq!(seen, [5, 5, 10, 8, 19]);
-        let beside = Beside::of(1);
-        let share = NonZeroU32::MIN;
-        assert_eq!(beside.niceness(share), NICENESS);
-        let (go, gone) = mpsc::channel::<()>();
-        let work = {
-            let beside = beside.clone();
-            let wait = move || gone.recv().expect("it is told");
-            tokio::spawn(async move { beside.run(&owner_with(3, 1, 1), &Arc::default(), wait).await })
-        };
-        tokio::task::yield_now().await;
-        assert_eq!(beside.niceness(share), 10);
-        go.send(()).expect("it waits");
-        work.await.expect("it ends");
-        assert_eq!(beside.niceness(share), NICENESS);
-    }
-
-    #[test]
-    fn the_user_with_the_least_under_way_for_its_share_is_next() {
-        let user = |share, n_running, last_begun| OfUser {
-            n_running,
-            last_begun,
-            ..OfUser::new(NonZeroU32::new(share).expect("above 0"))
-        };
-        assert!(user(3, 5, 9).compare(&user(1, 2, 1)).is_lt());
-        assert!(user(3, 6, 9).compare(&user(1, 2, 1)).is_gt(), "as much: the one that began last comes last");
-        assert!(user(1, 1, 1).compare(&user(1, 0, 9)).is_gt());
-    }
-
-    #[tokio::test]
-    async fn a_panic_reaches_its_guest_and_leaves_nothing() {
-        let beside = Beside::of(1);
-        let owner = owner(1, 1);
-        let clock = Arc::default();
-        let panicking = AssertUnwindSafe(beside.run(&owner, &clock, || panic!("an injected panic")));
-        let panic = futures_util::FutureExt::catch_unwind(panicking).await.expect_err("it goes on");
-        assert_eq!(panic.downcast_ref(), Some(&"an injected panic"));
-        assert_eq!(beside.run(&owner, &clock, || 1).await, 1);
-        assert!(beside.lock().users.is_empty());
-    }
 }

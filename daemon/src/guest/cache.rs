@@ -13,8 +13,9 @@ use crate::files::{discard, is_full, open, replace, write_whole};
 const EXTENSION: &str = "cwasm";
 const TEMPORARY: &str = "tmp";
 
-/// The cache: one file for each component and engine, `HASH-ENGINE.cwasm`. A file is the code followed by its BLAKE3 hash
-/// with the component's hash as the key, so that a file cut short, rotten or under another component's name is not run.
+/// The cache: one file for each component and engine, `HASH-ENGINE.cwasm`. The hash is that of the component where the operator brings
+/// it, and one of the component and the user where a user does. A file is the code followed by its BLAKE3 hash with the one of its
+/// name as the key, so that a file cut short, rotten or under another component's or user's name is not run.
 #[derive(Debug)]
 pub(crate) struct CodeCache {
     dir: PathBuf,

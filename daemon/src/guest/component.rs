@@ -215,7 +215,8 @@ pub(crate) fn load_trusted(engine: &wasmtime::Engine, code: &[u8]) -> Result<Com
     // SAFETY: `deserialize` asks for bytes that `precompile_component` made. These come either straight from
     // the compiling process, which is this executable with `precompile_component` between its pipes, or from a
     // file of `CodeCache` (in a process of guests, from the daemon that has read it there): its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
-    // there, and a hash at the end of the file shows that all of it was written, for this component.
+    // there, and a hash at the end of the file shows that all of it was written, for this component. In a build for fuzzers
+    // they may come from `precompile_component` in this process, too.
     let component = unsafe { Component::deserialize(engine, code) };
     component.map_err(|error| match descriptors::are_used_up(error.root_cause()) {
         true => GuestError::NoDescriptors,

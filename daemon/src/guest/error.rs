@@ -155,6 +155,15 @@ pub enum GuestError {
     /// The host has no model for guests to use.
     #[error("no model is loaded; `trellis load` loads one")]
     NoModel,
+    /// Guests are to run in processes of their own, and this machine cannot confine such.
+    #[error(
+        "guests cannot run in processes of their own here: {reason}; `isolation = \"thread\"` in the configuration runs them in \
+         the daemon, where WebAssembly alone keeps them in: for guests that are trusted"
+    )]
+    NotConfined {
+        /// What is missing.
+        reason: String,
+    },
     /// The wasm runtime could not be set up.
     #[error("the wasm runtime cannot start: {reason}")]
     Runtime {

@@ -14,6 +14,7 @@ type Work<T> = Shared<BoxFuture<'static, T>>;
 
 /// Work under way, by the component's hash. `P` is how far it is, `T` what comes of it.
 pub(crate) struct Flights<T: Clone, P> {
+    /// What one user may have; beside them is one more for a user that has none.
     n_places: usize,
     n_queued_max: usize,
     n_queued_per_user_max: usize,
@@ -23,7 +24,7 @@ pub(crate) struct Flights<T: Clone, P> {
 struct State<T: Clone, P> {
     /// Each has at least one user that waits for it.
     flights: HashMap<blake3::Hash, Flight<T, P>>,
-    /// The users for which the places are taken, by the flights' numbers; at most `n_places`.
+    /// The users for which the places are taken, by the flights' numbers; at most one more than `n_places`.
     running: HashMap<u64, ActorId>,
     /// When each user had a place last; only of users that wait for something or have a place.
     last_turns: HashMap<ActorId, u64>,
@@ -54,17 +55,18 @@ impl<T: Clone, P> State<T, P> {
     }
 
     /// Gives free places to users in turn, those with the fewest places first, and to each for what was asked for
-    /// first. A user never has all places, so that another user's work does not wait for that one user.
+    /// first. A user that is alone has all places; the one beside them is for users that have none, so that their work
+    /// does not wait for that one user.
     fn admit(&mut self, n_places: usize) {
-        let n_places_per_user = n_places.saturating_sub(1).max(1);
-        while self.running.len() < n_places {
+        while self.running.len() <= n_places {
+            let n_places_free = n_places - self.running.len();
             let queued = self.flights.iter().filter(|(_, flight)| flight.queued.is_some());
             let asked = queued.flat_map(|(hash, flight)| {
                 flight.waiting.keys().map(move |&actor| (hash, flight.number, actor))
             });
             let next = asked
                 .map(|(&hash, number, actor)| (self.n_running(actor), actor, number, hash))
-                .filter(|&(n_running, ..)| n_running < n_places_per_user)
+                .filter(|&(n_running, ..)| n_places_free > 0 || n_running == 0)
                 .min_by_key(|&(n_running, actor, number, _)| {
                     (n_running, self.last_turns.get(&actor).copied(), number)
                 });
@@ -89,8 +91,8 @@ where
     T: Clone + Send + Sync + 'static,
     P: Clone + Send + Sync + 'static,
 {
-    /// At most `n_places` pieces of work at once, and `n_queued_max` in the queue, of which `n_queued_per_user_max`
-    /// for one user; and one of each user that has none there.
+    /// At most `n_places` pieces of work at once, and one more of a user that has none under way; and `n_queued_max` in the queue,
+    /// of which `n_queued_per_user_max` for one user; and one of each user that has none there.
     pub(crate) fn new(n_places: usize, n_queued_max: usize, n_queued_per_user_max: usize) -> Arc<Self> {
         let state = State {
             flights: HashMap::new(),
@@ -392,30 +394,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_user_never_has_all_places() {
-        let world = World::new(3, 8, 8);
+    async fn a_lone_user_has_all_places_and_others_do_not_wait_for_it() {
+        let world = World::new(2, 8, 8);
         let mut greedy: Vec<_> = (0..5).map(|n| world.join(1, n).expect("room")).collect();
         let running: Vec<_> = greedy.iter_mut().map(is_running).collect();
         assert_eq!(running, [true, true, false, false, false]);
         let mut other = world.join(2, 10).expect("room");
-        assert!(is_running(&mut other));
+        assert!(is_running(&mut other), "there is a place for who has none");
         // The next free place goes to the user that has fewest, round robin among equals.
         let [mut second, mut third] = [world.join(2, 11).expect("room"), world.join(3, 12).expect("room")];
+        assert!(!is_running(&mut third));
         drop(greedy.remove(0));
         assert!(is_running(&mut third) && !is_running(&mut second) && !is_running(&mut greedy[1]));
         drop(third);
         let now = (is_running(&mut second), is_running(&mut greedy[1]));
-        assert_eq!(now, (false, true), "the other user had a turn last");
+        assert_eq!(now, (false, false), "both have one, and the last place is for who has none");
         // What one user has queued is brought forward by another that wants it, too.
         let mut shared = world.join(4, 4).expect("room");
-        drop(other);
         assert!(is_running(&mut shared) && !is_running(&mut second));
+        drop(shared);
+        drop(other);
+        assert!(is_running(&mut second), "it has none now");
+        drop(second);
+        // What was shared is the first user's now: with two it has all places.
+        assert!(is_running(&mut greedy[3]) && !is_running(&mut greedy[1]));
+        drop(greedy.remove(0));
+        assert!(is_running(&mut greedy[0]));
     }
 
     #[test]
     fn who_has_nothing_in_the_queue_finds_room_there() {
         let world = World::new(1, 5, 3);
-        let _running = world.join(9, 100).expect("a place");
+        let _running = [8, 9].map(|user| world.join(user, 100 + user as u8).expect("a place"));
         let mut component = 0;
         let mut enter = |user| {
             component += 1;
@@ -437,8 +447,8 @@ mod tests {
         queued.truncate(2);
         drop(enter(1).expect("room again"));
         drop(queued);
-        assert_eq!(world.flights.n_under_way(), 1);
+        assert_eq!(world.flights.n_under_way(), 2);
         let state = world.flights.lock();
-        assert_eq!((state.flights.len(), state.last_turns.len()), (1, 1));
+        assert_eq!((state.flights.len(), state.last_turns.len()), (2, 2));
     }
 }

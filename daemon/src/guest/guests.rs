@@ -1,6 +1,6 @@
 //! The house of all guests: compiles, starts, lists and stops them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -11,6 +11,7 @@ use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, ActorId, GuestId};
 
 use super::cache::{CacheLimits, CodeCache};
+use super::code_key::{BroughtBy, Wanted};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
 use super::component::{Program, check_kind, check_modules};
 use super::error::GuestError;
@@ -34,6 +35,15 @@ const N_LOADS: usize = 2;
 
 /// What comes of compiling a component.
 type Compiled = Result<(Program, ProgramSource), Arc<GuestError>>;
+
+/// What becomes the daemon's children: what is told, or else the running executable.
+fn child_exe(told: Option<PathBuf>) -> Result<PathBuf, GuestError> {
+    let own = || {
+        crate::spawner::own_program()
+            .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })
+    };
+    told.map_or_else(own, Ok)
+}
 
 /// What a host for guests needs.
 #[derive(Debug)]
@@ -98,16 +108,12 @@ impl GuestHost {
         let limits = Arc::new(config.limits);
         let cache_limits =
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
-        let exe = match config.compile_exe {
-            Some(exe) => exe,
-            None => crate::spawner::own_program()
-                .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })?,
-        };
+        let exe = child_exe(config.compile_exe)?;
         let trials = Arc::new(Trials::new(exe.clone(), limits.clone()));
         let pool = GuestPool::new(limits.clone(), config.models.clone(), true, Some(trials))?;
         let cache = CodeCache::open(&config.cache_dir, &pool.runtime().engine, cache_limits)?;
         let processes = match config.isolation {
-            Isolation::Thread => None,
+            Isolation::Auto | Isolation::Thread => None,
             Isolation::Process => {
                 Some(GuestProcesses::new(exe.clone(), limits.clone(), config.models.clone())?)
             }
@@ -143,6 +149,23 @@ impl GuestHost {
         if self.processes.is_some() { Isolation::Process } else { Isolation::Thread }
     }
 
+    /// Where guests run in processes of their own: what the kernel enforces of the rules about their files, as far as that is known.
+    pub(crate) fn file_rules(&self) -> Option<&'static str> {
+        self.processes.as_ref().and_then(|processes| processes.file_rules())
+    }
+
+    /// Asks what a start would of a daemon with this isolation, whose children become of this executable. Blocks.
+    ///
+    /// # Errors
+    /// This machine cannot confine processes of guests.
+    pub(crate) fn check_isolation(isolation: Isolation, exe: Option<&Path>) -> Result<(), GuestError> {
+        if isolation != Isolation::Process {
+            return Ok(());
+        }
+        let exe = child_exe(exe.map(Path::to_owned))?;
+        GuestProcesses::try_out(&exe).map(drop)
+    }
+
     /// The loaded models; the first is the default.
     #[must_use]
     pub fn models(&self) -> Vec<ModelHandle> {
@@ -153,41 +176,42 @@ impl GuestHost {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program of a component that was compiled before, from memory or from the cache. A call for one that is
-    /// being loaded waits for the same load.
-    pub async fn find(self: &Arc<Self>, actor: ActorId, hash: blake3::Hash) -> Option<Program> {
-        self.locate(actor, hash).await.map(|(program, _)| program)
-    }
-
-    async fn locate(
+    /// The program of a component that was compiled before, for this user where it is his, from memory or from the cache. A call for
+    /// one that is being loaded waits for the same load.
+    pub async fn find(
         self: &Arc<Self>,
         actor: ActorId,
+        brought: BroughtBy,
         hash: blake3::Hash,
-    ) -> Option<(Program, ProgramSource)> {
-        if let Some(program) = self.programs().get(&hash) {
+    ) -> Option<Program> {
+        self.locate(Wanted::new(actor, brought, hash)).await.map(|(program, _)| program)
+    }
+
+    async fn locate(self: &Arc<Self>, wanted: Wanted) -> Option<(Program, ProgramSource)> {
+        if let Some(program) = self.programs().get(&wanted.key) {
             return Some((program, ProgramSource::Memory));
         }
         let host = self.clone();
-        let loading = self.loads.join(hash, actor, (), |permit, _| async move {
+        let loading = self.loads.join(wanted.key, wanted.actor, (), |permit, _| async move {
             let permit = permit.granted().await;
             let load = move || {
                 // A file that is being read cannot be let go: it keeps its permit until it is.
                 let _permit = permit;
-                host.load(actor, &hash)
+                host.load(&wanted)
             };
             blocking(load).await
         });
         loading.unwrap_or_else(|_| unreachable!("loads wait without a limit of their own")).await
     }
 
-    fn load(&self, actor: ActorId, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
+    fn load(&self, &Wanted { actor, hash, key }: &Wanted) -> Option<(Program, ProgramSource)> {
         // It may have come into memory while this waited for its permit.
-        if let Some(program) = self.programs().get(hash) {
+        if let Some(program) = self.programs().get(&key) {
             return Some((program, ProgramSource::Memory));
         }
-        let code = self.cache.load(hash)?;
-        let program = self.ready(*hash, &code).ok()?;
-        self.programs().insert(program.clone(), actor);
+        let code = self.cache.load(&key)?;
+        let program = self.ready(hash, &code).ok()?;
+        self.programs().insert(key, program.clone(), actor);
         Some((program, ProgramSource::Disk))
     }
 
@@ -196,9 +220,9 @@ impl GuestHost {
         Ok(if self.processes.is_some() { program.with_code(code.into()) } else { program })
     }
 
-    /// Makes a component of this user ready to start: from memory, from the cache, or by compiling it in a
-    /// process of its own. A call for one that is being compiled waits for the same process; when the last
-    /// future of these calls is dropped, the process is killed.
+    /// Makes a component ready to start for this user: from memory, from the cache, or by compiling it in a
+    /// process of its own. A call for one that is being compiled for the same user, or is the operator's, waits for the same process;
+    /// when the last future of these calls is dropped, the process is killed.
     ///
     /// # Errors
     /// The component is none, is broken, does not fit the host, or is too much to compile; or too many
@@ -206,34 +230,48 @@ impl GuestHost {
     pub async fn compile(
         self: &Arc<Self>,
         actor: ActorId,
+        brought: BroughtBy,
         wasm: Bytes,
         mut progress: impl FnMut(CompileProgress) + Send,
     ) -> Result<Program, Arc<GuestError>> {
         check_kind(&wasm, &self.limits)?;
-        let hash = blake3::hash(&wasm);
-        if let Some((program, source)) = self.locate(actor, hash).await {
+        let wanted = Wanted::new(actor, brought, blake3::hash(&wasm));
+        if let Some((program, source)) = self.locate(wanted).await {
             progress(CompileProgress::Done { source });
             return Ok(program);
         }
         let host = self.clone();
-        let joined = self.compiles.join(hash, actor, CompileProgress::Queued, |permit, progress| {
-            host.compile_once(actor, hash, wasm, permit, progress)
+        let joined = self.compiles.join(wanted.key, actor, CompileProgress::Queued, |permit, progress| {
+            host.compile_once(wanted, wasm, permit, progress)
         });
         let full = |QueueFull { n_queued, limit }| GuestError::CompileQueueFull { n_queued, limit };
         follow(joined.map_err(full)?, progress).await
     }
 
+    /// As [`GuestHost::compile`], in this process: for a fuzzer, which makes its components itself and many in a second.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn compile_here(&self, actor: ActorId, wasm: &[u8]) -> Result<(), GuestError> {
+        check_kind(wasm, &self.limits)?;
+        check_modules(wasm, &self.limits)?;
+        let invalid =
+            |reason: Vec<u8>| GuestError::Invalid { reason: String::from_utf8_lossy(&reason).into_owned() };
+        let code = super::worker::compile(wasm).map_err(invalid)?;
+        let Wanted { actor, hash, key } = Wanted::new(actor, BroughtBy::User, blake3::hash(wasm));
+        let program = self.ready(hash, &code)?;
+        self.programs().insert(key, program, actor);
+        Ok(())
+    }
+
     async fn compile_once(
         self: Arc<Self>,
-        actor: ActorId,
-        hash: blake3::Hash,
+        wanted: Wanted,
         wasm: Bytes,
         permit: PendingPermit<Compiled, CompileProgress>,
         progress: watch::Sender<CompileProgress>,
     ) -> Compiled {
         let permit = permit.granted().await;
         // Another call may have had the same component compiled meanwhile.
-        if let Some(found) = self.locate(actor, hash).await {
+        if let Some(found) = self.locate(wanted).await {
             return Ok(found);
         }
         let mut report = |state| {
@@ -244,12 +282,13 @@ impl GuestHost {
         let code = self.compiler.compile(&wasm, &mut report).await?;
         let load = move || {
             let _permit = permit;
+            let Wanted { actor, hash, key } = wanted;
             let program = self.ready(hash, &code)?;
-            if let Err(error) = self.cache.store(&hash, &code) {
+            if let Err(error) = self.cache.store(&key, &code) {
                 // The program is there; only the next start of the daemon pays for this.
                 tracing::warn!(%error, "cannot keep a compiled component");
             }
-            self.programs().insert(program.clone(), actor);
+            self.programs().insert(key, program.clone(), actor);
             Ok((program, ProgramSource::Compiler))
         };
         blocking(load).await

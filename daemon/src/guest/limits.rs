@@ -36,7 +36,7 @@ pub struct GuestLimits {
     pub compile_memory_bytes: Option<u64>,
     /// Bytes of compiled code that one component may become.
     pub compiled_bytes: usize,
-    /// Components compiled at once; those of one user take all of these places but one.
+    /// Components compiled at once; those of one user take all of these places, and there is one more for a user that has none.
     pub n_compiles: usize,
     /// Components that wait to be compiled; those of one user take half of these places at most, and beside others no more than
     /// are left. A user with none there finds a place, also where all are taken.
@@ -191,7 +191,8 @@ const PROCESSES_PART: u64 = 2;
 impl GuestLimits {
     /// What the daemon's other processes may have on a machine, or in a control group, with so much memory.
     pub(crate) fn process_bytes(&self, memory_bytes: u64) -> ProcessBytes {
-        let compile = memory_bytes / COMPILES_PART / self.n_compiles.max(1) as u64;
+        let n_compiles = self.n_compiles.max(1) as u64 + 1;
+        let compile = memory_bytes / COMPILES_PART / n_compiles;
         let guests = self.process_memory_bytes.unwrap_or((memory_bytes / PROCESS_PART).min(PROCESS_BYTES));
         ProcessBytes {
             compile: self.compile_memory_bytes.unwrap_or(compile.min(COMPILE_BYTES)),
@@ -201,13 +202,13 @@ impl GuestLimits {
         }
     }
 
-    /// Whether a user with `n_user` of all `n_all` guests that run may have another one: beside others no more than would then
-    /// be left for the next user.
+    /// Whether a user who may have `of_user` guests, and has `n_user` of all `n_all` that run, may have another one: beside others no
+    /// more than would then be left for the next user.
     ///
     /// # Errors
     /// There are too many.
-    pub(crate) fn check_numbers(&self, n_user: u32, n_all: u32) -> Result<(), GuestError> {
-        let (of_user, of_all) = (self.n_guests_per_user, self.n_guests);
+    pub(crate) fn check_numbers(&self, of_user: u32, n_user: u32, n_all: u32) -> Result<(), GuestError> {
+        let of_all = self.n_guests;
         // The last place is for who has none.
         let most = (most_beside_others(of_user.into(), n_all.into(), of_all.into(), 1) as u32).max(1);
         let checks = [(USER, n_user, of_user), ("daemon", n_all, of_all), (BESIDE_OTHERS, n_user, most)];
@@ -287,10 +288,12 @@ mod tests {
     #[test]
     fn a_user_has_no_more_guests_than_are_left_for_the_next() {
         let limits = GuestLimits { n_guests: 12, n_guests_per_user: 6, ..GuestLimits::default() };
-        let most = |n_others: u32| (0..).find(|&n| limits.check_numbers(n, n_others + n).is_err());
+        let most = |n_others: u32| (0..).find(|&n| limits.check_numbers(6, n, n_others + n).is_err());
         assert_eq!([0, 6, 9, 11, 12].map(most), [Some(6), Some(3), Some(1), Some(1), Some(0)]);
         let of_one_user = limits.of_one_user();
-        assert_eq!((0..).find(|&n| of_one_user.check_numbers(n, n).is_err()), Some(6));
+        let fewer = (0..).find(|&n| limits.check_numbers(2, n, n).is_err());
+        assert_eq!(fewer, Some(2), "as its class says");
+        assert_eq!((0..).find(|&n| of_one_user.check_numbers(6, n, n).is_err()), Some(6));
     }
 
     fn of(limits: &GuestLimits, n_gib: u64) -> ProcessBytes {
@@ -303,7 +306,7 @@ mod tests {
         let limits = GuestLimits::default();
         let plenty = ProcessBytes { compile: 2 * gib, guests: 4 * gib, all_guests: 32 * gib };
         assert_eq!(of(&limits, 64), plenty);
-        let little = ProcessBytes { compile: 3 * gib / 8, guests: gib, all_guests: 3 * gib / 2 };
+        let little = ProcessBytes { compile: gib / 4, guests: gib, all_guests: 3 * gib / 2 };
         assert_eq!(of(&limits, 3), little);
         let said =
             GuestLimits { compile_memory_bytes: Some(7), process_memory_bytes: Some(9 * gib), ..limits };

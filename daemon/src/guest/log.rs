@@ -11,6 +11,9 @@ pub(crate) const LINE_BYTES_MAX: usize = 4 << 10;
 /// What the shortest line costs of the budget. A line takes time, however short.
 const LINE_BYTES_MIN: usize = 16;
 
+/// How far what is said of a panic is looked for. A text as long as a call may be would take tens of milliseconds.
+const PANIC_BYTES_MAX: usize = 4 * LINE_BYTES_MAX;
+
 /// How the entry begins that a guest's panic leaves, by `trellis_guest::main!`.
 pub(crate) const PANICKED: &str = "panicked at ";
 
@@ -41,6 +44,7 @@ impl LogSink {
     }
 
     fn note_panic(&self, text: &str) {
+        let text = pieces(text, PANIC_BYTES_MAX).next().unwrap_or_default();
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let line = lines.join(", ");
         *self.panic.lock().unwrap_or_else(PoisonError::into_inner) =

@@ -72,6 +72,8 @@ pub struct Launch {
     pub session: SessionId,
     /// The session's account, inside its user's.
     pub account: Arc<Account>,
+    /// How many guests the user may run at once.
+    pub n_guests_of_user: u32,
     /// What the client gives to the guest.
     pub arguments: Vec<String>,
     /// The name of the model that the guest gets when it names none; the daemon's default when `None`.
@@ -196,6 +198,10 @@ pub struct Used {
     pub n_tokens_guessed_right: u64,
     /// Tokens of saved contexts that it opened whose KV came back from disk.
     pub n_tokens_reopened: u64,
+    /// Bytes of that KV.
+    pub reopened_bytes: u64,
+    /// Microseconds that it waited until such contexts were there.
+    pub reopened_us: u64,
     /// What was in vain and what it waited for, by cause.
     pub causes: Causes,
 }
@@ -210,6 +216,8 @@ impl Used {
             n_tokens_guessed: account.n_tokens_guessed(),
             n_tokens_guessed_right: account.n_tokens_guessed_right(),
             n_tokens_reopened: account.n_tokens_restored(),
+            reopened_bytes: account.n_bytes_restored(),
+            reopened_us: account.restoring_us(),
             causes: account.causes(),
         }
     }
@@ -302,7 +310,7 @@ impl GuestPool {
             held_last: OnceLock::new(),
         });
         let profile = launch.is_profiled.then(|| Profile::new(&vitals));
-        let listed = self.list(vitals.clone())?;
+        let listed = self.list(vitals.clone(), launch.n_guests_of_user)?;
         let ticking = self.runtime.ticker.keep_going();
         let account = vitals.account.clone();
         let (owner, cpu) = (vitals.owner(), vitals.cpu.clone());
@@ -353,12 +361,12 @@ impl GuestPool {
         Ok(Some(held))
     }
 
-    /// Puts a guest on the list, if there is room.
-    fn list(self: &Arc<Self>, vitals: Arc<Vitals>) -> Result<Listed, GuestError> {
+    /// Puts a guest on the list, if there is room for one of a user who may have so many.
+    fn list(self: &Arc<Self>, vitals: Arc<Vitals>, of_user: u32) -> Result<Listed, GuestError> {
         let mut running = self.running();
         let n_all = running.len() as u32;
         let n_user = running.values().filter(|guest| guest.actor == vitals.actor).count() as u32;
-        self.limits.check_numbers(n_user, n_all)?;
+        self.limits.check_numbers(of_user, n_user, n_all)?;
         let id = vitals.id;
         running.insert(id, vitals);
         Ok(Listed { pool: self.clone(), id })

@@ -20,6 +20,7 @@ pub(crate) struct Programs {
     n_bytes_max: usize,
     n_bytes: usize, // sum over all entries
     n_uses: u64,
+    /// By their keys.
     entries: HashMap<blake3::Hash, Entry>,
 }
 
@@ -50,22 +51,22 @@ impl Programs {
         (self.entries.len() as u64, self.n_bytes as u64)
     }
 
-    pub(crate) fn get(&mut self, hash: &blake3::Hash) -> Option<Program> {
-        let entry = self.entries.get_mut(hash)?;
+    pub(crate) fn get(&mut self, key: &blake3::Hash) -> Option<Program> {
+        let entry = self.entries.get_mut(key)?;
         self.n_uses += 1;
         (entry.last_use, entry.used) = (self.n_uses, Instant::now());
         Some(entry.program.clone())
     }
 
-    /// Adds a program that a user has brought. Guests that run keep theirs, and a program larger than all the room is not kept at all.
-    pub(crate) fn insert(&mut self, program: Program, user: ActorId) {
+    /// Adds a program that a user has brought, to be found by this key. Guests that run keep theirs, and a program larger than all the room is not kept at all.
+    pub(crate) fn insert(&mut self, key: blake3::Hash, program: Program, user: ActorId) {
         if program.memory_bytes() > self.n_bytes_max {
             return;
         }
         self.n_uses += 1;
         let entry = Entry { program, user, last_use: self.n_uses, used: Instant::now() };
         self.n_bytes += entry.program.memory_bytes();
-        let replaced = self.entries.insert(entry.program.hash(), entry);
+        let replaced = self.entries.insert(key, entry);
         self.n_bytes -= replaced.map_or(0, |entry| entry.program.memory_bytes());
         while self.entries.len() > self.n_max || self.n_bytes > self.n_bytes_max {
             let next = self.next_to_go().expect("the bounds are above none");

@@ -198,7 +198,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
 }
 
 /// Rounded up: what is above a limit in milliseconds stays above it.
-fn whole_ms(time: Duration) -> u64 {
+pub(crate) fn whole_ms(time: Duration) -> u64 {
     time.as_nanos().div_ceil(1_000_000) as u64
 }
 

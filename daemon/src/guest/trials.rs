@@ -53,7 +53,8 @@ impl WrittenTrial {
     }
 }
 
-/// Tries out grammars: one of each user at a time, and so many of all as there is memory for.
+/// Tries out grammars: as many at once as there is memory for, of a user that is alone all but one, so that no other waits for those, and
+/// of each user one where there are more.
 #[derive(Debug)]
 pub(crate) struct Trials {
     workers: Workers,
@@ -106,7 +107,7 @@ impl Trials {
             workers,
             limits,
             places: Semaphore::new(n_places as usize),
-            of_users: UserPlaces::new(1),
+            of_users: UserPlaces::new(n_places as usize - 1, 1),
             remembered: Mutex::default(),
         }
     }
@@ -120,8 +121,7 @@ impl Trials {
         if let Some(n_bytes) = self.remembered().get(&name) {
             return Ok(Tried { time: Duration::ZERO, memory: Ok(n_bytes) });
         }
-        let of_user = self.of_users.of(actor);
-        let _turn = of_user.acquire().await.expect("it is never closed");
+        let _turn = self.of_users.take(actor).await;
         let _place = self.places.acquire().await.expect("it is never closed");
         let tried = self.run_now(trial).await?;
         if let Ok(n_bytes) = tried.memory {

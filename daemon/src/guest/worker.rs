@@ -105,7 +105,8 @@ fn answer(input: &mut impl Read, output: &mut impl Write, work: Work) -> io::Res
     output.flush()
 }
 
-fn compile(wasm: &[u8]) -> Result<Vec<u8>, Vec<u8>> {
+/// The code of a component, or what is wrong with it.
+pub(super) fn compile(wasm: &[u8]) -> Result<Vec<u8>, Vec<u8>> {
     let engine = compiling_engine().map_err(|error| error.to_string())?;
     Ok(engine.precompile_component(wasm).map_err(|error| format!("{error:#}"))?)
 }

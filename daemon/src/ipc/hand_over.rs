@@ -11,6 +11,7 @@ use super::Listener;
 #[derive(Debug, Default)]
 pub struct HandOver {
     begun: CancellationToken,
+    given_up: CancellationToken,
     is_lent: AtomicBool,
     kept: Mutex<Option<Listener>>,
 }
@@ -24,6 +25,21 @@ impl HandOver {
     /// Whether it was begun.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun.is_cancelled()
+    }
+
+    /// No program comes, and the socket goes with the daemon.
+    pub(crate) fn give_up(&self) {
+        self.given_up.cancel();
+    }
+
+    /// Whether no program comes.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.is_cancelled()
+    }
+
+    /// Waits until no program comes.
+    pub(super) async fn gives_up(&self) {
+        self.given_up.cancelled().await;
     }
 
     /// Notes whose the socket is.

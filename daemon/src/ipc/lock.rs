@@ -135,6 +135,9 @@ const READY: &str = "ready";
 /// What it says of itself from when another program is to take its place, and that one until it loads models.
 const REPLACED: &str = "another program takes its place";
 
+/// What it says of itself once no program is to take its place any more.
+const ENDING: &str = "ending";
+
 /// How far the start of a daemon is, said in its lock's file.
 #[derive(Debug)]
 pub struct StartNote(File);
@@ -150,12 +153,23 @@ impl StartNote {
         write(&self.0, &line)
     }
 
-    /// Says that whoever waits there waits for the next program.
+    /// Says that whoever waits there waits for the next program, and how long at most this one goes on, where that is known.
     ///
     /// # Errors
     /// The system refused.
-    pub(crate) fn say_replaced(&self) -> io::Result<()> {
-        self.say(REPLACED)
+    pub(crate) fn say_replaced(&self, left: Option<Duration>) -> io::Result<()> {
+        match left.map(|left| left.as_secs() + 1) {
+            Some(seconds) => self.say(&format!("{REPLACED} in up to {seconds} s")),
+            None => self.say(REPLACED),
+        }
+    }
+
+    /// Says that this one comes to its end, and no other takes its place.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub(crate) fn say_ending(&self) -> io::Result<()> {
+        write(&self.0, ENDING)
     }
 
     /// Says that the start is over: whoever gets no answer from then on waits for no load.
@@ -183,6 +197,8 @@ pub enum Phase {
     Starting(Option<String>),
     /// It has started.
     Ready,
+    /// It takes connections no more and comes to its end, after which nobody listens.
+    Ending,
 }
 
 /// The daemon that owns a socket, as far as this user may know. Whether it still answers its socket says.
@@ -198,6 +214,7 @@ pub fn owner_of(socket: &Path) -> Option<Owner> {
     let (pid, progress) = text.split_once('\n').unwrap_or((&text, ""));
     let phase = match progress.lines().next().filter(|line| !line.is_empty()) {
         Some(READY) => Phase::Ready,
+        Some(ENDING) => Phase::Ending,
         line => Phase::Starting(line.map(str::to_owned)),
     };
     Some(Owner { pid: pid.trim().parse().ok()?, phase })

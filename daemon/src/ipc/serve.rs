@@ -23,6 +23,9 @@ use crate::session::{Service, Sessions};
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Time between two words to those who wait for the next program.
+const NOTE_PERIOD: Duration = Duration::from_secs(1);
+
 /// By how much the thread that accepts gives way to the engines' threads, in the system's steps of niceness. Less than guests do:
 /// whoever comes in an honest way stands in one line with those that connect and leave all the time.
 const NICENESS: i32 = 2;
@@ -58,7 +61,9 @@ pub async fn run<S: Service>(
         shutdown.cancel();
     }
     tasks.close();
-    tasks.wait().await;
+    if !sessions.ends_by().wait(tasks.wait()).await {
+        tracing::warn!("connections have not ended in time");
+    }
     sessions.detached_ended().await;
     match left.expect("the thread that accepts connections ends when it is told to") {
         Left::Kept(listener) => hand_over.keep(*listener),
@@ -126,9 +131,7 @@ impl<S: Service> Door<S> {
                     break;
                 }
                 () = self.hand_over.begins() => {
-                    // For who gets no answer. That it is not said keeps nobody from being replaced.
-                    let _ = listener.start_note().and_then(|note| note.say_replaced());
-                    until.cancelled().await;
+                    self.say_what_comes(&listener, &until).await;
                     break;
                 }
                 () = looks.next() => {
@@ -173,6 +176,26 @@ impl<S: Service> Door<S> {
             return Left::Kept(Box::new(listener));
         }
         Left::Closed(listener.close())
+    }
+
+    /// Says for who waits at the socket what is waited for, until it is told to stop. Once a second: that it is written again tells also
+    /// those who may not read it that this process goes on.
+    async fn say_what_comes(&self, listener: &Listener, until: &CancellationToken) {
+        let note = listener.start_note().inspect_err(|error| tracing::debug!(%error, "nothing is said"));
+        loop {
+            let is_given_up = self.hand_over.is_given_up();
+            // That it is not said keeps nobody from being replaced.
+            let _ = note.as_ref().map(|note| match is_given_up {
+                true => note.say_ending(),
+                false => note.say_replaced(self.sessions.ends_by().drain_left()),
+            });
+            tokio::select! {
+                biased;
+                () = until.cancelled() => return,
+                () = self.hand_over.gives_up(), if !is_given_up => {}
+                () = tokio::time::sleep(NOTE_PERIOD) => {}
+            }
+        }
     }
 
     /// Serves one, once its turn has come.

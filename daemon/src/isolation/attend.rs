@@ -145,6 +145,8 @@ fn start(
         actor,
         session: start.session,
         account: session.clone(),
+        // Which is what there is room for in the process.
+        n_guests_of_user: limits.n_guests,
         arguments: start.arguments,
         model: start.model,
         // The daemon's side tells the client.

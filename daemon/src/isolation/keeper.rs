@@ -112,6 +112,11 @@ impl Keeper {
         keeper
     }
 
+    /// What its guests may use.
+    pub(crate) fn limits(&self) -> &GuestLimits {
+        &self.limits
+    }
+
     /// The process serves: writes to it and reads from it until it is gone.
     ///
     /// # Errors

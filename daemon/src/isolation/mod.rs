@@ -10,7 +10,8 @@
 //!   `teller` speaks.
 //! - Below that: a [`GuestProcess`] with the two ends of its [`channel`]; how it ended, as a [`ProcessEnd`]. `spawn` starts this executable as a child, `handover` gives it its descriptors and settings, `child` is what it
 //!   does first: it [`confine`]s itself, says how far that went, and serves. `complaints` is what it writes to its standard
-//!   error. The [`probe`] tries from within whether it gets out. What all of them have in memory is counted `together`.
+//!   error. The [`probe`] tries from within whether it gets out. Before there are guests a
+//!   `trial` says whether, and how far, a process is confined on this machine. What all of them have in memory is counted `together`.
 //! - Must not happen: trust in anything that the child says or writes; a child that handles a frame before it is confined, that
 //!   outlives the daemon, or that takes the daemon down with it.
 
@@ -31,6 +32,8 @@ mod keeper;
 mod listening;
 mod look;
 mod message;
+#[cfg(test)]
+mod native;
 mod outgoing;
 pub mod probe;
 mod processes;
@@ -39,6 +42,7 @@ mod teller;
 #[cfg(test)]
 mod tests;
 mod together;
+mod trial;
 
 pub use child::{GUEST_WORKER, guest_worker_main};
 pub use error::SpawnError;

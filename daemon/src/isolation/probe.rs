@@ -1,7 +1,8 @@
 //! What a guests' process gets at that tries: run in the child, after it has confined itself.
 //!
 //! It does what the code of a guest would do that has broken out of the sandbox of WebAssembly. What no safe function asks the
-//! system for (`bpf`, `ptrace` and others) the tests of the filter hold against the filter itself.
+//! system for (`bpf`, `ptrace` and others) the tests of the filter hold against the filter itself, and those of `native` against the
+//! kernel.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};

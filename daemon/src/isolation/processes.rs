@@ -1,7 +1,7 @@
 //! The processes of guests, one for each user whose guests run.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,12 +11,14 @@ use tokio::sync::oneshot;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner};
 use trellis_engine::remote::Numbers;
 
+use super::confine::{Confinement, FileRules, Lacking};
 use super::error::SpawnError;
 use super::far_guest::{Beginning, FarGuest};
 use super::keeper::Keeper;
 use super::message::Start;
 use super::spawn::{GuestProcess, LOOK_INTERVAL, ProcessEnd, ProcessSettings};
 use super::together::{Excess, Together, Use};
+use super::trial::confinement;
 use crate::guest::{
     GUEST_BYTES, GuestEnding, GuestError, GuestInfo, GuestIo, GuestLimits, GuestModels, GuestStop, Launch,
     RunningGuest,
@@ -44,6 +46,8 @@ pub(crate) struct GuestProcesses {
     drained: OnceLock<Instant>,
     n_begun: AtomicU64,
     together: Together,
+    /// What the kernel enforces of the rules about files; not known where no process could be tried.
+    file_rules: Option<FileRules>,
     runtime: OwnRuntime,
 }
 
@@ -72,17 +76,38 @@ impl Drop for OwnRuntime {
 }
 
 impl GuestProcesses {
-    /// `exe` is what becomes a process of guests.
+    /// `exe` is what becomes a process of guests. Blocks until one has been tried.
+    ///
+    /// # Errors
+    /// This machine cannot confine them, or has no thread to attend to them.
     pub(crate) fn new(
         exe: PathBuf,
         limits: Arc<GuestLimits>,
         models: Models,
     ) -> Result<Arc<Self>, GuestError> {
+        let file_rules = Self::try_out(&exe)?;
+        if let Some(Lacking { said, .. }) = file_rules.and_then(FileRules::lacking) {
+            tracing::warn!("guests run in processes of their own, and {said}");
+        }
         let no_runtime = |error| GuestError::Runtime { reason: format!("no thread for processes: {error}") };
         let runtime = OwnRuntime::start().map_err(no_runtime)?;
         let (keepers, drained, n_begun) = (Mutex::default(), OnceLock::new(), AtomicU64::new(0));
         let together = Together::new(limits.process_bytes(machine::memory_bytes()).all_guests);
-        Ok(Arc::new(Self { exe, limits, models, keepers, drained, n_begun, together, runtime }))
+        Ok(Arc::new(Self { exe, limits, models, keepers, drained, n_begun, together, file_rules, runtime }))
+    }
+
+    /// What this machine's kernel enforces of the rules about files in a process of this executable; nothing where there is no
+    /// process to find out, for a reason that may pass: guests are told of it then.
+    ///
+    /// # Errors
+    /// Such a process cannot be confined here.
+    pub(crate) fn try_out(exe: &Path) -> Result<Option<FileRules>, GuestError> {
+        of_trial(confinement(exe))
+    }
+
+    /// What the kernel enforces of the rules about files, for clients.
+    pub(crate) fn file_rules(&self) -> Option<&'static str> {
+        self.file_rules.map(FileRules::name)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, Arc<Keeper>>> {
@@ -136,8 +161,9 @@ impl GuestProcesses {
         // No process is given up as idle in between, and nobody else starts one.
         let mut keepers = self.lock();
         let (n_user, n_all) = counted(actor, keepers.values());
-        self.limits.check_numbers(n_user as u32, n_all as u32)?;
-        self.keeper(&mut keepers, actor, &launch.account).start(guest, &code, start, io.input);
+        self.limits.check_numbers(launch.n_guests_of_user, n_user as u32, n_all as u32)?;
+        self.keeper(&mut keepers, actor, &launch.account, launch.n_guests_of_user)
+            .start(guest, &code, start, io.input);
         drop(keepers);
         Ok(RunningGuest {
             id,
@@ -154,6 +180,7 @@ impl GuestProcesses {
         keepers: &mut HashMap<ActorId, Arc<Keeper>>,
         actor: ActorId,
         session: &Arc<Account>,
+        n_guests_per_user: u32,
     ) -> Arc<Keeper> {
         if let Some(keeper) = keepers.get(&actor).filter(|keeper| keeper.is_alive()) {
             return keeper.clone();
@@ -162,7 +189,7 @@ impl GuestProcesses {
         let keeper = Keeper::new(
             actor,
             numbers,
-            self.limits.clone(),
+            Arc::new(GuestLimits { n_guests_per_user, ..(*self.limits).clone() }),
             session,
             self.models.clone(),
             self.runtime.handle().clone(),
@@ -191,7 +218,7 @@ impl GuestProcesses {
         let settings = ProcessSettings {
             user: actor.0.to_string(),
             memory_bytes,
-            data_bytes: self.limits.process_data_bytes(memory_bytes),
+            data_bytes: keeper.limits().process_data_bytes(memory_bytes),
             frame_bytes_max: FRAME_BYTES_MAX,
             ..ProcessSettings::default()
         };
@@ -283,6 +310,18 @@ impl GuestProcesses {
     }
 }
 
+/// What a process that was tried says of those to come.
+fn of_trial(tried: Result<Confinement, SpawnError>) -> Result<Option<FileRules>, GuestError> {
+    match tried {
+        Ok(confinement) => Ok(Some(confinement.files)),
+        Err(SpawnError::NotConfined { reason }) => Err(GuestError::NotConfined { reason }),
+        Err(error) => {
+            tracing::warn!(%error, "it is not known how guests are confined");
+            Ok(None)
+        }
+    }
+}
+
 /// Guests of a user in these processes, and all.
 fn counted<'a>(actor: ActorId, keepers: impl Iterator<Item = &'a Arc<Keeper>>) -> (u64, u64) {
     keepers.fold((0, 0), |(n_theirs, n_all), keeper| {
@@ -339,6 +378,17 @@ fn describe(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_processes_cannot_be_confined_there_are_none_and_the_remedy_is_told() {
+        let reason = "the kernel does not filter system calls (seccomp)".to_owned();
+        let refused = of_trial(Err(SpawnError::NotConfined { reason: reason.clone() }));
+        let said = refused.expect_err("no guest would start").to_string();
+        assert!(said.contains(&reason) && said.contains("`isolation = \"thread\"`"), "{said}");
+        let without = Confinement { files: FileRules::Missing, is_first_to_die: true };
+        assert_eq!(of_trial(Ok(without)).expect("it is confined"), Some(FileRules::Missing));
+        assert_eq!(of_trial(Err(SpawnError::Late { limit_ms: 1 })).expect("it may pass"), None);
+    }
 
     #[test]
     fn an_end_for_want_of_memory_says_so() {

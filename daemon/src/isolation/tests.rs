@@ -56,6 +56,30 @@ fn child_that_probes() {
 
 #[test]
 #[ignore = "a child of other tests"]
+fn child_that_calls_the_system() {
+    serve(native::serve);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[ignore = "a child of other tests"]
+fn child_that_calls_as_32_bits() {
+    serve(|mut sender, mut receiver| {
+        receiver.recv(&mut Vec::new()).expect("told to begin");
+        native::call_as_32_bits();
+        sender.send(&[]).expect("the daemon is there");
+    });
+}
+
+#[test]
+#[ignore = "a child of other tests"]
+fn child_with_a_thread_too_many() {
+    let _other = thread::spawn(thread::park);
+    serve(probe::serve);
+}
+
+#[test]
+#[ignore = "a child of other tests"]
 fn child_that_echoes() {
     serve(|mut sender, mut receiver| {
         let mut frame = Vec::new();
@@ -146,6 +170,41 @@ async fn nothing_is_in_reach_of_a_child_and_what_it_needs_works() {
     }
     assert_eq!(found.problems(), Vec::<String>::new());
     assert!(found.attacks.len() > 30 && found.needs.len() > 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_call_of_native_code_is_refused_by_the_kernel() {
+    let outside = native::outside();
+    assert!(outside.len() == 6 && outside.iter().all(|(_, errno)| *errno == 0), "{outside:?}");
+
+    let (mut process, mut sender, mut receiver) = start("child_that_calls_the_system", &settings()).await;
+    let answered = tokio::task::spawn_blocking(move || {
+        let mut frame = Vec::new();
+        sender.send(&std::process::id().to_le_bytes()).expect("sent");
+        receiver.recv(&mut frame).expect("it goes on after all of them");
+        frame
+    });
+    let (wrong, n_calls) = native::wrong(&answered.await.expect("no panic"));
+    assert_eq!(wrong, Vec::<String>::new());
+    assert!(n_calls > 60, "{n_calls}");
+    assert_eq!(process.wait().await.expect("told"), ProcessEnd::Exited { code: 0 });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_cannot_be_confined_serves_nobody() {
+    let spawned = GuestProcess::spawn_as(&exe(), only("child_with_a_thread_too_many"), &settings()).await;
+    let error = spawned.map(drop).expect_err("a thread would not be confined");
+    assert!(matches!(&error, SpawnError::NotConfined { reason } if reason.contains("threads")), "{error}");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_calls_as_32_bits_is_killed() {
+    let (mut process, mut sender, _receiver) = start("child_that_calls_as_32_bits", &settings()).await;
+    sender.send(&[]).expect("sent");
+    let end = process.wait().await.expect("told");
+    // By the filter; a kernel without such calls has none to filter.
+    assert!(matches!(end, ProcessEnd::Killed { signal: libc::SIGSYS | libc::SIGSEGV }), "{end:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

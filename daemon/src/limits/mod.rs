@@ -16,5 +16,5 @@ mod unit;
 pub use scope::Scope;
 pub use source::{SetByFile, Source};
 pub use table::{Limit, UNLIMITED, set_sizes, table};
-pub(crate) use table::{of_guest, set_memory};
+pub(crate) use table::{of_guest, set_class, set_memory};
 pub use unit::Unit;

@@ -15,6 +15,8 @@ pub enum Source {
     Machine,
     /// The program that started the daemon inside itself.
     Program,
+    /// The class of the user that asks, as the configuration file has it.
+    Class,
 }
 
 impl Source {
@@ -26,6 +28,7 @@ impl Source {
             Self::File => "file",
             Self::Machine => "machine",
             Self::Program => "program",
+            Self::Class => "class",
         }
     }
 }

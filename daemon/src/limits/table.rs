@@ -96,6 +96,22 @@ pub(crate) fn set_memory(limits: &mut [Limit], config: &Config, memory_bytes: u6
     }
 }
 
+/// Puts in what the class of a user says, no more than all users together have.
+pub(crate) fn set_class(limits: &mut [Limit], of_class: impl Fn(&str, u64) -> Option<u64>) {
+    for idx in 0..limits.len() {
+        let around = match limits[idx].name.as_str() {
+            "limits.n_guests_per_user" => "limits.n_guests".to_owned(),
+            name => name.replace("budgets.user.", "budgets.daemon."),
+        };
+        let around = limits.iter().find(|limit| limit.name == around).and_then(|limit| limit.value);
+        let limit = &mut limits[idx];
+        if let Some(most) = of_class(&limit.name, limit.value.unwrap_or(UNLIMITED)) {
+            limit.value = Some(most.min(around.unwrap_or(UNLIMITED)));
+            limit.source = Source::Class;
+        }
+    }
+}
+
 /// The limits of a single guest, by the names of their fields, in their order.
 pub(crate) fn of_guest(limits: &GuestLimits) -> Vec<(&'static str, u64)> {
     let values = serde_json::to_value(limits).expect("limits serialise");
@@ -225,11 +241,30 @@ mod tests {
         assert_eq!(seen("budgets.user.n_pages"), (Some(6), Source::File));
         assert_eq!(seen("budgets.user.host_bytes"), (Some(2 << 30), Source::Machine));
         assert_eq!(seen("budgets.daemon.host_bytes"), (Some(4 << 30), Source::Machine));
-        assert_eq!(seen("limits.compile_memory_bytes"), (Some(3 << 29), Source::Machine));
+        assert_eq!(seen("limits.compile_memory_bytes"), (Some(1 << 30), Source::Machine));
         assert_eq!(seen("limits.process_memory_bytes"), (Some(4 << 30), Source::Machine));
         assert_eq!(seen("n_step_rows"), (Some(9), Source::File));
         assert_eq!(seen("n_step_tokens"), (Some(256), Source::Machine));
         assert_eq!(seen("kv_bytes"), (None, Source::Machine));
+    }
+
+    #[test]
+    fn what_the_class_of_a_user_says_is_shown_within_what_all_have() {
+        let config = Config::parse("[budgets.daemon]\nn_contexts = 50").expect("valid");
+        let mut limits = table(&config);
+        set_class(&mut limits, |name, most| match name {
+            "budgets.user.n_contexts" => Some(90),
+            "limits.n_guests_per_user" => Some(most / 2),
+            _ => None,
+        });
+        let seen = |name: &str| {
+            let limit = limits.iter().find(|limit| limit.name == name).expect(name);
+            (limit.value, limit.source)
+        };
+        assert_eq!(seen("budgets.user.n_contexts"), (Some(50), Source::Class));
+        assert_eq!(seen("limits.n_guests_per_user"), (Some(64), Source::Class));
+        assert_eq!(seen("budgets.daemon.n_contexts"), (Some(50), Source::File));
+        assert_eq!(seen("budgets.user.n_pages").1, Source::Default);
     }
 
     #[test]

@@ -181,6 +181,8 @@ impl<'a> Ticket<'a> {
                     let models = names(in_the_way);
                     tracing::info!(?models, ?cause.wish, "models take no new guests: a load waits for their room");
                     self.closing = Some(self.loader.gates.close(cause, models, now, closed));
+                    // Those behind it come to know that gates rest for it from then on, and when they may close for them.
+                    self.loader.changes.send_modify(|n_changes| *n_changes += 1);
                 }
                 Some(if from <= now { now + closed } else { from })
             }

@@ -85,7 +85,7 @@ impl Loader {
     async fn take_off(&self, model: &ModelHandle) -> Result<(), DaemonError> {
         model.end();
         // What its guests saved is still there to be taken.
-        self.settle_saved(Some(model)).await;
+        self.settle_saved_of(model).await;
         let mut devices = self.devices.lock().await;
         self.clear(&mut devices, model).await
     }

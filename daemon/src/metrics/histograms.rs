@@ -1,11 +1,11 @@
-//! Histograms: those of runs as an engine has counted them, and the bounds of those that are counted here.
+//! Histograms: those that engines have counted, and the bounds of those that are counted here.
 
 use std::fmt;
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::Histogram;
-use trellis_engine::Durations;
+use trellis_engine::Distribution;
 
 use super::exposition::{Exposition, Labels};
 use super::table::metric;
@@ -25,21 +25,22 @@ pub(super) fn of_loads() -> Histogram {
     Histogram::new(LOAD_BOUNDS)
 }
 
-/// What engines have counted, each with its labels.
+/// What engines have counted, each with its labels, by bounds that are among theirs.
 #[derive(Debug)]
-struct Timed {
+struct Observed {
     bounds: &'static [f64],
-    samples: Vec<(Labels, Durations)>,
+    samples: Vec<(Labels, Distribution)>,
 }
 
-impl EncodeMetric for Timed {
+impl EncodeMetric for Observed {
     fn encode(&self, mut encoder: MetricEncoder) -> Result<(), fmt::Error> {
-        for (labels, times) in &self.samples {
+        for (labels, observed) in &self.samples {
             let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(times.counts().iter().copied()).collect();
-            let count = times.counts().iter().sum();
+            let counts = observed.counts(self.bounds);
+            let count = counts.iter().sum();
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
             let mut sample = encoder.encode_family(labels)?;
-            sample.encode_histogram::<NoLabelSet>(times.sum().as_secs_f64(), count, &buckets, None)?;
+            sample.encode_histogram::<NoLabelSet>(observed.sum(), count, &buckets, None)?;
         }
         Ok(())
     }
@@ -50,19 +51,24 @@ impl EncodeMetric for Timed {
 }
 
 impl Exposition {
-    /// Adds what engines have counted of the runs of each model.
-    pub(crate) fn add_runs(
+    /// Adds a histogram of what engines have counted: the values of its labels, in the order of the table, and the observations.
+    /// A label without a value is left out.
+    pub(super) fn add_observed<'a, const N: usize>(
         &mut self,
         name: &'static str,
         bounds: &'static [f64],
-        models: impl IntoIterator<Item = (String, Durations)>,
+        samples: impl IntoIterator<Item = ([&'a str; N], Distribution)>,
     ) {
-        let samples = models
-            .into_iter()
-            .map(|(model, times)| (metric(name).labels.iter().copied().zip([model]).collect(), times));
-        let samples: Vec<_> = samples.collect();
+        let names = metric(name).labels;
+        debug_assert_eq!(names.len(), N, "{name}");
+        let labels = |values: [&str; N]| -> Labels {
+            let told = names.iter().copied().zip(values).filter(|(_, value)| !value.is_empty());
+            told.map(|(label, value)| (label, value.to_owned())).collect()
+        };
+        let samples: Vec<_> =
+            samples.into_iter().map(|(values, observed)| (labels(values), observed)).collect();
         if !samples.is_empty() {
-            self.register(name, Timed { bounds, samples });
+            self.register(name, Observed { bounds, samples });
         }
     }
 }

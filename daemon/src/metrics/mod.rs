@@ -5,7 +5,8 @@
 //!   are held where they were (`busy`). Nothing is sampled in between: a daemon that nobody asks does no work for this.
 //! - Goes out: an [`Exposition`] as text, to a client over the socket, or over HTTP to whoever asks on a loopback address
 //!   (`http`).
-//! - Every metric stands in `table`, with its name and what it means. A name of vLLM's is taken where what it means there is what it means here; all others begin with `trellis_`.
+//! - Every metric stands in `table`, with its name and what it means. Names of vLLM's and of OpenTelemetry's conventions are taken
+//!   where what they mean there is what they mean here (`requests` says what a request is); all others begin with `trellis_`.
 //! - Must not happen: a metric that the table does not have; a zero for what is not measured, where no sample belongs; a label
 //!   that tells users or guests apart, since all users of the machine may look.
 
@@ -14,6 +15,7 @@ mod exposition;
 mod histograms;
 mod http;
 mod loads;
+mod requests;
 mod sessions;
 mod table;
 #[cfg(test)]

@@ -63,6 +63,9 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], about: &
     Metric { name, kind: Kind::Histogram, labels, about }
 }
 
+/// The labels of what OpenTelemetry's conventions for generative models name.
+const OTEL_LABELS: [&str; 3] = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"];
+
 /// All of them, in the order in which they are told.
 pub const METRICS: &[Metric] = &[
     gauge("trellis_build_info", &["version"], "1, with the version of the daemon."),
@@ -151,21 +154,98 @@ pub const METRICS: &[Metric] = &[
         &["model_name"],
         "Contexts with work that the last step had no room for, or no pages, and that wait for the next.",
     ),
+    gauge(
+        "vllm:num_requests_running",
+        &["model_name"],
+        "Requests, which are generations and streams, that have a right to the pages that they need.",
+    ),
+    gauge(
+        "vllm:num_requests_waiting",
+        &["model_name"],
+        "Requests that wait for pages, or for their first step.",
+    ),
     counter(
-        "trellis_prefix_cache_tokens",
+        "vllm:prompt_tokens",
+        &["model_name"],
+        "Tokens of prompts, as guests append them: computed, or found in the prefix cache.",
+    ),
+    counter("vllm:generation_tokens", &["model_name"], "Tokens that requests drew."),
+    counter(
+        "vllm:prefix_cache_queries",
+        &["model_name"],
+        "Tokens of prompts that the prefix cache was asked for.",
+    ),
+    counter(
+        "vllm:prefix_cache_hits",
         &["model_name"],
         "Tokens of prompts that the prefix cache had, and that were not computed.",
     ),
-    histogram(
-        "trellis_run_time_to_first_token_seconds",
+    counter(
+        "vllm:num_preemptions",
         &["model_name"],
-        "Of generations and streams, from the turn in which the engine takes one up to its first token: the wait for a place \
-         in a step is in it, and what is left to compute of the prompt. Runs that fail or are given up later are there.",
+        "Times at which a request had had its term and gave the right to its pages up to who waited.",
+    ),
+    counter("vllm:spec_decode_num_drafts", &["model_name"], "Guesses that the model verified."),
+    counter("vllm:spec_decode_num_draft_tokens", &["model_name"], "Tokens of those guesses."),
+    counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        &["model_name"],
+        "Tokens of those guesses that were right.",
+    ),
+    counter(
+        "vllm:request_success",
+        &["model_name", "finished_reason"],
+        "Requests that have ended: stop, length, abort if their guests went on otherwise, or error.",
     ),
     histogram(
-        "trellis_run_time_per_token_seconds",
+        "vllm:time_to_first_token_seconds",
         &["model_name"],
-        "Of generations that run to their end without their guests in between, the mean time of a token after the first.",
+        "From the turn in which the engine takes up a request to its first token: the wait for a place in a step is in it, and \
+         what is left to compute of the prompt. Requests that fail or are given up later are there.",
+    ),
+    histogram(
+        "vllm:inter_token_latency_seconds",
+        &["model_name"],
+        "From one token to the next, of generations that run to their end without their guests in between. Tokens that come \
+         together count as one.",
+    ),
+    histogram(
+        "vllm:request_time_per_output_token_seconds",
+        &["model_name"],
+        "Of such generations that have ended well, the mean time of a token after the first.",
+    ),
+    histogram(
+        "vllm:e2e_request_latency_seconds",
+        &["model_name"],
+        "From the turn in which the engine takes up a request to its end, of whatever kind. The pace of a stream is its guest's.",
+    ),
+    histogram(
+        "vllm:request_prompt_tokens",
+        &["model_name"],
+        "Tokens of the context when the request began, whether computed for it, before it, or found.",
+    ),
+    histogram("vllm:request_generation_tokens", &["model_name"], "Tokens that a request drew."),
+    histogram("vllm:iteration_tokens_total", &["model_name"], "Tokens computed in a step."),
+    histogram(
+        "gen_ai_server_request_duration_seconds",
+        &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "error_type"],
+        "As vllm:e2e_request_latency_seconds: with error_type cancelled where the guest went on otherwise, failed where it \
+         failed, and without one where all was well.",
+    ),
+    histogram(
+        "gen_ai_server_time_to_first_token_seconds",
+        &OTEL_LABELS,
+        "As vllm:time_to_first_token_seconds, of requests that have ended well.",
+    ),
+    histogram(
+        "gen_ai_server_time_per_output_token_seconds",
+        &OTEL_LABELS,
+        "As vllm:request_time_per_output_token_seconds.",
+    ),
+    histogram(
+        "gen_ai_client_token_usage",
+        &["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", "gen_ai_token_type"],
+        "As vllm:request_prompt_tokens, of type input, and vllm:request_generation_tokens, of type output.",
     ),
     gauge("trellis_device_open_seconds", &["device"], "Since a device was opened."),
     counter(

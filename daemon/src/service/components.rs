@@ -22,7 +22,7 @@ const N_USERS_MAX: usize = 256;
 /// How long bytes are kept that nobody asks for: a client starts at once what it has uploaded, or is gone.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// The most recently uploaded components of each user, until they are compiled. Then the code is what is kept, for all users; but
+/// The most recently uploaded components of each user, until they are compiled. Then the code is what is kept, for this user alone; and
 /// a client that names a component by its hash is told to upload it until its own user has done so. Otherwise anybody could
 /// ask what others have run, and run it without having it.
 pub(super) struct Components {

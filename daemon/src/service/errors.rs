@@ -149,7 +149,7 @@ pub(crate) fn refused(error: &GuestError) -> ErrorBody {
         // Where the executable and the cache are, is for the log.
         GuestError::Compiler { source, .. } => internal(&format!("the compiler cannot be run: {source}")),
         GuestError::Cache { reason, .. } => internal(&format!("the cache of compiled code: {reason}")),
-        GuestError::Runtime { .. } => body(ErrorCode::Internal),
+        GuestError::NotConfined { .. } | GuestError::Runtime { .. } => body(ErrorCode::Internal),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use trellis_engine::account::Resource;
-use trellis_engine::{Durations, EngineStats, ModelHandle, RunTimes};
+use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{Causes, DeviceInfo};
 
 use super::HostService;
@@ -52,7 +52,9 @@ impl HostService {
         exposition.add("trellis_models_loading", [([], self.loader.news().loading().len() as f64)]);
         self.loader.news().loads().add_to(&mut exposition);
         add_models(&mut exposition, &models);
-        add_counters(&mut exposition, &self.loader.totals().by_name());
+        let totals = self.loader.totals().by_name();
+        add_counters(&mut exposition, &totals);
+        exposition.add_requests(&totals);
         add_devices(&mut exposition, &devices);
         self.add_computed(&mut exposition);
         exposition
@@ -145,6 +147,8 @@ fn add_models(exposition: &mut Exposition, models: &[(ModelHandle, EngineStats)]
     each("trellis_contexts_saved", |stats| stats.n_saved as f64);
     each("trellis_kv_pages_on_host", |stats| stats.n_pages_on_host as f64);
     each("trellis_contexts_waiting", |stats| stats.n_waiting as f64);
+    each("vllm:num_requests_running", |stats| stats.n_runs as f64);
+    each("vllm:num_requests_waiting", |stats| stats.n_runs_waiting as f64);
     // Of one whose pages were taken away there is no part.
     let with_pages = models.iter().zip(&names).filter(|((_, stats), _)| stats.n_pages > 0);
     let usage = with_pages.map(|((_, stats), name)| ([name.as_str()], n_held(stats) / stats.n_pages as f64));
@@ -163,21 +167,11 @@ fn add_counters(exposition: &mut Exposition, models: &BTreeMap<String, EngineSta
         exposition.add(metric, models.iter().map(|(name, stats)| ([name.as_str()], number(stats) as f64)));
     };
     each("trellis_kv_pages_given_up", |stats| stats.n_pages_given_up);
-    each("trellis_prefix_cache_tokens", |stats| stats.n_tokens_cached);
     let swapped = models.iter().flat_map(|(name, stats)| {
         [("out", stats.n_swaps_out), ("in", stats.n_swaps_in)]
             .map(|(direction, n_pages)| ([name.as_str(), direction], n_pages as f64))
     });
     exposition.add("trellis_kv_pages_swapped", swapped);
-    let runs = |times: fn(&RunTimes) -> &Durations| {
-        models.iter().map(move |(name, stats)| (name.clone(), times(&stats.run_times).clone()))
-    };
-    exposition.add_runs(
-        "trellis_run_time_to_first_token_seconds",
-        &RunTimes::FIRST_BOUNDS,
-        runs(RunTimes::first),
-    );
-    exposition.add_runs("trellis_run_time_per_token_seconds", &RunTimes::EACH_BOUNDS, runs(RunTimes::each));
 }
 
 /// Device pages that contexts hold.

@@ -48,7 +48,7 @@ use self::told::{
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, LoadListener,
+    BroughtBy, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, LoadListener,
     PolicedGuest, Program, RunningGuest as Started, Used,
 };
 use crate::live::Live;
@@ -128,6 +128,12 @@ impl HostService {
         &self.host
     }
 
+    /// What users and sessions hold.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
     async fn check(&self, actor: Actor, permission: Permission) -> Result<(), ErrorBody> {
         self.permissions.get().check(actor, permission).await
     }
@@ -157,9 +163,11 @@ impl HostService {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
                 let short = hash.to_string()[..12].to_owned();
-                // The operator could look into the cache as well.
+                // The operator could look into the cache as well; what he has not had compiled himself is not found here.
                 let may_know = is_operator(actor) || self.components.is_known(actor.uid, &hash);
-                if may_know && let Some(program) = self.host.find(ActorId(actor.uid), known).await {
+                if may_know
+                    && let Some(program) = self.host.find(ActorId(actor.uid), BroughtBy::User, known).await
+                {
                     self.components.let_go(actor.uid, &hash);
                     return Ok((program, short));
                 }
@@ -174,7 +182,7 @@ impl HostService {
                     Some(wasm) => (wasm, short, Some(hash)),
                     // It may have been compiled meanwhile.
                     None if may_know => {
-                        let found = self.host.find(ActorId(actor.uid), known).await;
+                        let found = self.host.find(ActorId(actor.uid), BroughtBy::User, known).await;
                         return Ok((found.ok_or_else(unknown)?, short));
                     }
                     None => return Err(unknown()),
@@ -183,7 +191,7 @@ impl HostService {
             ProgramName::Named { name } => {
                 let named = self.registry.find(&name).await?;
                 if let Some(hash) = named.hash
-                    && let Some(program) = self.host.find(ActorId(actor.uid), hash).await
+                    && let Some(program) = self.host.find(ActorId(actor.uid), BroughtBy::Operator, hash).await
                 {
                     return Ok((program, name));
                 }
@@ -209,7 +217,8 @@ impl HostService {
                 progress.report(Stage::Compile, elapsed_ms, elapsed_ms);
             }
         };
-        let compiled = self.host.compile(ActorId(actor.uid), wasm, report).await;
+        let brought = if uploaded.is_some() { BroughtBy::User } else { BroughtBy::Operator };
+        let compiled = self.host.compile(ActorId(actor.uid), brought, wasm, report).await;
         if let (Some(hash), Ok(_)) = (uploaded, &compiled) {
             self.components.let_go(actor.uid, &hash);
         }
@@ -242,6 +251,9 @@ impl Service for HostService {
             errors::check_known(name, self.loader.models())?;
         }
         let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
+        let n_guests_per_user = self.host.limits().n_guests_per_user;
+        let class = self.accounts.class(actor);
+        let n_guests_of_user = class.map_or(n_guests_per_user, |class| class.n_guests(n_guests_per_user));
         let id = self.host.next_id();
         let gate = match self.loader.policy() {
             None => None,
@@ -278,6 +290,7 @@ impl Service for HostService {
             actor,
             session,
             account,
+            n_guests_of_user,
             arguments,
             model: request.model,
             loads: LoadListener::new(move |model, done, total| progress.report_load(model, done, total)),
@@ -464,6 +477,7 @@ impl Service for HostService {
             // All else is said also where the machine does not say who is in which group.
             permissions: self.permissions.get().names(actor).await.ok(),
             isolation: Some(self.host.isolation().name().to_owned()),
+            file_rules: self.host.file_rules().map(str::to_owned),
             policy: self.loader.policy().map(|policy| match is_operator(actor) {
                 true => policy.shown(),
                 false => "set".to_owned(),
@@ -497,6 +511,9 @@ impl Service for HostService {
         let is_cpu = listing.devices().iter().all(|device| device.device == String::from(Device::Cpu));
         crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
         let sees_others = self.permissions.get().has(actor, Permission::SeeOthers).await?;
+        if let Some(class) = self.accounts.class(user) {
+            crate::limits::set_class(&mut limits, |name, most| class.limit(name, most));
+        }
         let limits = limits.into_iter().map(|limit| {
             let Share { user, all } = in_use.of(&limit.name);
             let mut info = LimitInfo::from(limit);

@@ -59,6 +59,8 @@ pub(super) fn usage(used: &Used) -> GuestUsage {
         n_tokens_in_vain: used.causes.n_tokens_in_vain(),
         n_tokens_cached: used.n_tokens_cached,
         n_tokens_reopened: used.n_tokens_reopened,
+        reopened_bytes: used.reopened_bytes,
+        reopened_us: used.reopened_us,
         n_tokens_guessed: used.n_tokens_guessed,
         n_tokens_guessed_right: used.n_tokens_guessed_right,
         n_steps_waited: used.causes.n_steps_waited(),

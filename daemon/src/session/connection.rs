@@ -170,15 +170,17 @@ impl<S: Service> Connection<S> {
             Err(error) => Some(error.to_body()),
             Ok(Parting::ShuttingDown) => Some(call::stopped(StopReason::ShuttingDown)),
         };
-        let limit = self.sessions.limits().stop_time();
+        let (limit, ends_by) = (self.sessions.limits().stop_time(), self.sessions.ends_by());
         let say = async {
             if let Some(error) = last_word {
                 // A client that does not take it in time does without.
-                let _ = tokio::time::timeout(limit, say_last(&self.outbox, error, &mut writer)).await;
+                let said = say_last(&self.outbox, error, &mut writer);
+                let _ = tokio::time::timeout_at(ends_by.at_most(limit), said).await;
             }
         };
         // Each stop has this timeout of its own; what is left after twice that is dropped, which stops it, too.
-        let rest = tokio::time::timeout(2 * limit, async { while self.running.next().await.is_some() {} });
+        let rest = async { while self.running.next().await.is_some() {} };
+        let rest = tokio::time::timeout_at(ends_by.at_most(2 * limit), rest);
         let _ = tokio::join!(rest, say);
         result.map(|_| ())
     }
@@ -217,7 +219,8 @@ impl<S: Service> Connection<S> {
                 }
                 () = self.phase.over(shutdown) => match self.phase {
                     Phase::Open => {
-                        self.phase = Phase::ShuttingDown { until: Instant::now() + 2 * self.sessions.limits().stop_time() };
+                        let limit = 2 * self.sessions.limits().stop_time();
+                        self.phase = Phase::ShuttingDown { until: self.sessions.ends_by().before_the_last(limit) };
                         self.stop_all(StopReason::ShuttingDown);
                     }
                     Phase::ShuttingDown { .. } => {

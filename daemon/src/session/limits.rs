@@ -48,7 +48,8 @@ pub struct SessionLimits {
     /// Time that a guest may take to end once it is told to; also what a closing connection may take to send what is left.
     pub stop_ms: u64,
     /// Time that guests, uploads and loads have to end by themselves once the daemon is told to, in which it takes on no others; guests
-    /// are told how much of it is left. The rest is ended then, with an error that may be tried again.
+    /// are told how much of it is left. The rest is ended then, with an error that may be tried again, and after a second more nothing is
+    /// waited for. With 0, the rest has `stop_ms`.
     pub drain_ms: u64,
 }
 

@@ -10,6 +10,7 @@ mod call;
 mod connection;
 mod control;
 mod detached;
+mod ends_by;
 mod intake;
 mod limits;
 mod memory;
@@ -27,6 +28,7 @@ pub(crate) mod tests;
 
 pub use actor::Actor;
 pub(crate) use actor::{Quota, QuotaPermit};
+pub(crate) use ends_by::EndsBy;
 pub use limits::SessionLimits;
 pub use service::{
     GuestEnd, LoadRequest, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,

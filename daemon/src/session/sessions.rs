@@ -8,6 +8,7 @@ use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use trellis_wire::{
     ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, ServerMessage, WireError,
     negotiate,
@@ -17,6 +18,7 @@ use super::actor::{Actor, Quota};
 use super::call;
 use super::connection::{ConnectedClient, Connection};
 use super::detached::{DetachedGuests, DetachedUsed};
+use super::ends_by::EndsBy;
 use super::limits::SessionLimits;
 use super::memory::BufferCharge;
 use super::service::{Service, StopReason};
@@ -113,6 +115,7 @@ pub struct Sessions<S> {
     /// What a daemon that is about to go down waits for: guests, uploads, loads.
     pub(super) work: TaskTracker,
     draining: CancellationToken,
+    ends_by: EndsBy,
     n_sessions_begun: AtomicU64,
     pub(super) detached: Arc<DetachedGuests>,
     pub(super) counts: SessionCounts,
@@ -128,6 +131,7 @@ impl<S: Service> Sessions<S> {
             turns: UserTurns::default(),
             work: TaskTracker::new(),
             draining: CancellationToken::new(),
+            ends_by: EndsBy::default(),
             n_sessions_begun: AtomicU64::new(0),
             detached: DetachedGuests::new(limits.n_detached),
             counts: SessionCounts::default(),
@@ -176,10 +180,15 @@ impl<S: Service> Sessions<S> {
 
     /// Waits for the ends of detached guests once the daemon goes down; for no longer than those of a connection may take.
     pub(crate) async fn detached_ended(&self) {
-        let limit = 2 * self.limits().stop_time();
-        if tokio::time::timeout(limit, self.detached.ended()).await.is_err() {
+        let by = self.ends_by.at_most(2 * self.limits().stop_time());
+        if tokio::time::timeout_at(by, self.detached.ended()).await.is_err() {
             tracing::warn!("detached guests have not ended in time");
         }
+    }
+
+    /// Something that is waited for as these are, until it is dropped.
+    pub(crate) fn at_work(&self) -> TaskTrackerToken {
+        self.work.token()
     }
 
     /// Guests, uploads and loads that have not ended.
@@ -199,12 +208,18 @@ impl<S: Service> Sessions<S> {
     }
 
     /// Takes on no more of these, and waits until those that there are have ended, for so long as the settings say. Connections
-    /// go on: clients take what they are sent, and may ask.
+    /// go on: clients take what they are sent, and may ask. What comes after is over soon after that time, too.
     pub async fn drain(&self) {
+        let until = self.ends_by.note_drain(self.drain_time());
         self.work.close();
         self.draining.cancel();
         // Those that are left then are ended with the connections.
-        let _ = tokio::time::timeout(self.drain_time(), self.work.wait()).await;
+        let _ = tokio::time::timeout_at(until, self.work.wait()).await;
+    }
+
+    /// By when what is left at the end has to be over.
+    pub(crate) fn ends_by(&self) -> &EndsBy {
+        &self.ends_by
     }
 
     /// How long [`Self::drain`] waits at most.

@@ -19,6 +19,45 @@ use crate::ipc::{HandedSocket, Listener};
 /// The name of the socket with the message.
 pub(crate) const NAME: &str = "trellis-handover";
 
+/// In which format the message is. Fields that are added leave it as it is, and are passed over by programs that do not know them; what
+/// an older program could not take is another.
+const FORMAT: u32 = 1;
+
+/// Where a program that is asked whether it would start is told in which format the daemon would leave its socket to it.
+pub(super) const FORMAT_VARIABLE: &str = "TRELLIS_HANDOVER_FORMAT";
+
+/// That of this program.
+pub(super) fn own_format() -> u32 {
+    crate::cli::test_build().hand_over_format.unwrap_or(FORMAT)
+}
+
+/// Whether this program can take what a daemon leaves that asks it, if one does.
+///
+/// # Errors
+/// That is of another format.
+pub(crate) fn check_asked() -> io::Result<()> {
+    let Some(asked) = std::env::var_os(FORMAT_VARIABLE) else { return Ok(()) };
+    match asked.to_str().and_then(|asked| asked.parse().ok()) {
+        Some(format) => check_format(format),
+        None => Err(unknown(asked.to_string_lossy())),
+    }
+}
+
+fn check_format(format: u32) -> io::Result<()> {
+    if format == own_format() { Ok(()) } else { Err(unknown(format)) }
+}
+
+fn unknown(format: impl std::fmt::Display) -> io::Error {
+    invalid(format!(
+        "the daemon leaves its socket in format {format}, of which this program knows {}: stop the daemon and start this program",
+        own_format()
+    ))
+}
+
+fn format_of_the_first() -> u32 {
+    1
+}
+
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// The socket, its lock, and the one for metrics.
 const N_FDS_MAX: usize = 3;
@@ -27,6 +66,9 @@ const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(N_FDS_MAX));
 /// What is said of the descriptors.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Message {
+    /// Programs before there was more than one did not say it.
+    #[serde(default = "format_of_the_first")]
+    format: u32,
     /// Device and number of the socket's file.
     file: (u64, u64),
     /// Whether a service manager has made the socket for metrics, if there is one.
@@ -58,7 +100,8 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 /// The socket with the message in it. What is for metrics comes with whether a service manager has made it.
 pub(super) fn leave(listener: &Listener, metrics: Option<(BorrowedFd<'_>, bool)>) -> io::Result<OwnedFd> {
     let (socket, lock, file) = listener.to_hand_over();
-    let message = Message { file, metrics_are_lent: metrics.map(|(_, is_lent)| is_lent) };
+    let message =
+        Message { format: own_format(), file, metrics_are_lent: metrics.map(|(_, is_lent)| is_lent) };
     let fds: Vec<_> = [socket, lock].into_iter().chain(metrics.map(|(socket, _)| socket)).collect();
     let message = rmp_serde::to_vec_named(&message).map_err(invalid)?;
     // A stream, as all sockets are that are found by names.
@@ -84,8 +127,9 @@ pub(super) fn take(socket: impl AsFd) -> io::Result<Inherited> {
     let mut fds = fds.flatten();
     let mut next =
         || fds.next().ok_or_else(|| invalid("a descriptor is missing in what the daemon before left"));
-    let Message { file, metrics_are_lent } =
+    let Message { format, file, metrics_are_lent } =
         rmp_serde::from_slice(&message[..received.bytes]).map_err(invalid)?;
+    check_format(format)?;
     let clients = HandedSocket { socket: next()?, lock: next()?, file };
     let metrics = metrics_are_lent
         .map(|is_lent| Ok::<_, io::Error>(InheritedMetrics { socket: next()?.into(), is_lent }))
@@ -109,6 +153,23 @@ mod tests {
 
     use super::*;
     use crate::ipc::BindError;
+
+    #[test]
+    fn a_message_of_another_format_is_not_taken() {
+        #[derive(Serialize)]
+        struct Later {
+            file: (u64, u64),
+            metrics_are_lent: Option<bool>,
+            since: &'static str,
+        }
+        let later = Later { file: (1, 2), metrics_are_lent: None, since: "a later version" };
+        let read = |bytes: Vec<u8>| rmp_serde::from_slice::<Message>(&bytes).expect("it has what it needs");
+        let known = read(rmp_serde::to_vec_named(&later).expect("it can be written"));
+        assert_eq!(known, Message { format: FORMAT, file: (1, 2), metrics_are_lent: None });
+        check_format(known.format).expect("what is added is passed over");
+        let refused = check_format(FORMAT + 1).expect_err("it is not known").to_string();
+        assert!(refused.contains("in format 2, of which this program knows 1"), "{refused}");
+    }
 
     #[tokio::test]
     async fn what_is_left_is_found_and_is_nobody_elses_meanwhile() {

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_wire::UpgradeInfo;
 
 pub(crate) use self::command::CommandLine;
-pub(crate) use self::handover::{Inherited, InheritedMetrics, NAME};
+pub(crate) use self::handover::{Inherited, InheritedMetrics, NAME, check_asked};
 pub(crate) use self::replace::replace;
 pub(crate) use self::signals::{Signals, hold_signals, let_signals_through};
 pub(crate) use self::successor::Successor;
@@ -124,6 +124,7 @@ impl Upgrade {
     /// The daemon was told to end: no program takes its place.
     pub(crate) fn give_up(&self) {
         self.is_replaced.store(false, Ordering::Relaxed);
+        self.hand_over.give_up();
         self.successor.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 

@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 use super::CommandLine;
+use super::handover::{FORMAT_VARIABLE, own_format};
 use crate::spawner;
 
 /// How long a program may take to say that it would start: it reads the settings, and the heads of all models.
@@ -176,6 +177,7 @@ async fn ask(program: &Path, asked: &'static str, arguments: &[OsString]) -> Res
     let failed = |source| UpgradeError::NoFile { path: program.to_owned(), source };
     let mut command = Command::new(program);
     command.args(arguments).env_remove("NOTIFY_SOCKET").kill_on_drop(true);
+    command.env(FORMAT_VARIABLE, own_format().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = spawner::start(command).await.map_err(failed)?;
     let (out, err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));

@@ -1,11 +1,16 @@
 //! Guests that go on without their connection, and reading them.
 
+use std::time::Duration;
+
 use trellis_wire::{ACKNOWLEDGED_BYTES, Attach, Call, ClientMessage, ErrorCode, Event, GuestUsage};
 
 use crate::client::Client;
 use crate::error::Error;
 use crate::guest::{Guest, GuestSender};
 use crate::program::{Program, StartOptions};
+
+/// How long the last acknowledgement may take to be sent, with what stands before it.
+const ACKNOWLEDGE_TIME: Duration = Duration::from_secs(1);
 
 impl Client {
     /// Starts a guest that goes on without this connection, and returns its number once it runs. `progress` hears what has to be
@@ -118,8 +123,10 @@ impl Attached {
             }
             self.last = Some(event);
         }
-        // A program may end with its guest, and the daemon is to hear before that it need not keep the end.
-        self.client.connection().outbox.written().await;
+        // A program may end with its guest, and the daemon is to hear before that it need not keep the end. One that does not read is
+        // not waited for: it forgets the end in its own time.
+        let heard = self.client.connection().outbox.written();
+        let _ = tokio::time::timeout(ACKNOWLEDGE_TIME, heard).await;
         self.is_over = true;
         self.last.take().flatten()
     }

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limit::GuestAmounts;
@@ -161,6 +163,10 @@ pub struct GuestUsage {
     /// Tokens of saved contexts that it opened whose KV came back from disk; not part of `n_tokens`. An older daemon does not
     /// say.
     pub n_tokens_reopened: u64,
+    /// Bytes of that KV.
+    pub reopened_bytes: u64,
+    /// Microseconds from when it opened such contexts until they were there, summed over them.
+    pub reopened_us: u64,
     /// Steps of devices that went by while a context of it could have been in them, summed over contexts: others were
     /// served, it stood in line for KV pages, or it had no mask.
     pub n_steps_waited: u64,
@@ -315,6 +321,10 @@ pub struct DaemonInfo {
     /// older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<String>,
+    /// With `process`: what the kernel enforces of the rules about files, ports and sockets (Landlock) that such a process has beside
+    /// its filter of system calls: `enforced`, `partly-enforced`, `missing`. Absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_rules: Option<String>,
     /// What it is doing, in a word: `ready`, `draining` while it takes on nothing more and what runs comes to its end, `failed`;
     /// an older daemon does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -379,6 +389,9 @@ pub struct ClassInfo {
     pub share: u32,
     /// KV pages of users of a lower rank make room first.
     pub rank: u32,
+    /// The most that each of its users may have, by name, of what is not as for each user of any class.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]

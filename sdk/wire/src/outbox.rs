@@ -35,7 +35,7 @@ impl Room {
 #[derive(Debug)]
 pub struct Outbox {
     state: Mutex<State>,
-    /// Told whenever the bytes fall below a mark, or to nothing.
+    /// Told whenever the bytes fall below a mark, or to nothing, or bytes are written that somebody waits for.
     room: Notify,
 }
 
@@ -47,6 +47,10 @@ struct State {
     lost: Option<String>,
     /// Whether nobody writes any more.
     is_closed: bool,
+    /// Bytes that were ever written.
+    n_written: u64,
+    /// Whether somebody waits for bytes to be written.
+    is_awaited: bool,
 }
 
 impl Outbox {
@@ -63,7 +67,8 @@ impl Outbox {
     }
 
     fn of(frames: FrameBuffer) -> Self {
-        let state = State { frames, writer: None, lost: None, is_closed: false };
+        let state =
+            State { frames, writer: None, lost: None, is_closed: false, n_written: 0, is_awaited: false };
         Self { state: Mutex::new(state), room: Notify::new() }
     }
 
@@ -117,13 +122,22 @@ impl Outbox {
         }
     }
 
-    /// Waits until all that was pushed has been written, or nobody writes any more.
+    /// Waits until all that was pushed before this call has been written, or nobody writes any more. What is pushed meanwhile is not
+    /// waited for.
     pub async fn written(&self) {
-        while !self.is_empty() {
+        let end = {
+            let state = self.lock();
+            state.n_written + state.frames.n_bytes() as u64
+        };
+        loop {
             let notified = self.room.notified();
             // It may have been written since; once `notified` exists it cannot be missed.
-            if self.is_empty() {
-                return;
+            {
+                let mut state = self.lock();
+                if state.n_written >= end || state.is_closed {
+                    return;
+                }
+                state.is_awaited = true;
             }
             notified.await;
         }
@@ -165,8 +179,10 @@ impl Outbox {
         }
         let result = state.frames.poll_write(cx, writer);
         let after = state.frames.n_bytes();
+        state.n_written += (before - after) as u64;
+        let is_awaited = after < before && std::mem::take(&mut state.is_awaited);
         let crossed = |room: Room| before >= room.n_bytes() && after < room.n_bytes();
-        if crossed(Room::Bulk) || crossed(Room::Answers) || after == 0 {
+        if is_awaited || crossed(Room::Bulk) || crossed(Room::Answers) || after == 0 {
             self.room.notify_waiters();
         }
         result.map_err(WireError::from)
@@ -175,5 +191,56 @@ impl Outbox {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while encoding leaves at worst a frame that the peer refuses.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::pin::{Pin, pin};
+
+    use super::*;
+
+    /// A peer that takes some bytes each time.
+    struct Slow;
+
+    impl AsyncWrite for Slow {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len().min(64)))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn what_comes_after_is_not_waited_for() {
+        let outbox = Outbox::new(crate::FRAME_BYTES_MAX);
+        let context = &mut Context::from_waker(Waker::noop());
+        outbox.push(&"x".repeat(1_000)).expect("it fits");
+        let mut written = pin!(outbox.written());
+        for n_turns in 0.. {
+            // There is always more than before.
+            outbox.push(&"y".repeat(1_000)).expect("it fits");
+            let mut slow = Slow;
+            let n_before = outbox.n_bytes();
+            assert!(outbox.poll_write(context, &mut slow).is_ready());
+            assert!(outbox.n_bytes() < n_before && !outbox.is_empty());
+            if written.as_mut().poll(context).is_ready() {
+                assert!(n_turns > 0, "some of it is not written");
+                break;
+            }
+            assert!(n_turns < 1_000, "it is written by now");
+        }
+        outbox.push(&"z").expect("it fits");
+        let mut written = pin!(outbox.written());
+        assert!(written.as_mut().poll(context).is_pending());
+        outbox.close();
+        assert!(written.as_mut().poll(context).is_ready(), "nobody writes any more");
     }
 }

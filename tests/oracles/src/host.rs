@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use trellis::config::{Config, Device};
 use trellis::daemon::Daemon;
 use trellis::guest::GuestLimits;
 use trellis_client::{Error, Event, Program, StartOptions};
-use trellis_engine::EngineStats;
+
+use crate::held::{PATIENCE, nothing_is_held};
 
 /// Names the program that compiles guests, and the component of `tests/guests/hostile`, to a fuzzer.
 pub const COMPILER: &str = "TRELLIS_FUZZ_COMPILER";
@@ -18,9 +18,6 @@ pub const GUEST: &str = "TRELLIS_FUZZ_GUEST";
 
 /// How a guest may end that has made mistakes: by a limit of its own.
 const ENDS: [&str; 2] = ["budget_exceeded", "deadline_exceeded"];
-
-/// The longest wait for the end of a script, or for what it held: no machine is so slow.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A daemon with the bundled models, and a guest that does what bytes say.
 pub struct Host {
@@ -87,7 +84,7 @@ impl Host {
                 }
                 Some(error) => panic!("{error}"),
             }
-            self.nothing_is_held().await;
+            nothing_is_held(&self.daemon, N_NAMES).await;
         });
     }
 
@@ -107,22 +104,6 @@ impl Host {
             }
         }
         end
-    }
-
-    /// The engines answer in order: by then they have released what was dropped before.
-    async fn nothing_is_held(&self) {
-        let begun = Instant::now();
-        let host = self.daemon.service().host();
-        while !host.guests().is_empty() {
-            assert!(begun.elapsed() < PATIENCE, "the guest is still there");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        for model in host.models().iter() {
-            let stats: EngineStats = model.stats().await.expect("the engine lives");
-            // What it saved under names is its user's, and stays.
-            assert_eq!(stats.n_contexts, 0, "{stats:?}");
-            assert!(stats.n_saved <= N_NAMES, "{stats:?}");
-        }
     }
 }
 

@@ -5,11 +5,16 @@
 //! bytes alone. `tests/replay.rs` runs all that is kept in `tests/fuzz`, and inputs by chance, on a stable toolchain.
 
 mod bundled;
+mod chance;
 pub mod chat;
+#[cfg(feature = "daemon")]
+pub mod components;
 pub mod config;
 mod folder;
 pub mod frames;
 pub mod grammars;
+#[cfg(feature = "daemon")]
+mod held;
 #[cfg(feature = "daemon")]
 pub mod host;
 mod json;
@@ -22,6 +27,7 @@ pub mod safetensors;
 pub mod scheduler;
 pub mod tokenizer;
 
+pub use chance::{mutated_input, random_input};
 pub use panics::prepare;
 
 /// Something to fuzz.
@@ -105,21 +111,25 @@ pub const TARGETS: &[Target] = &[
         check: host::check,
         input_bytes_max: 512,
     },
+    #[cfg(feature = "daemon")]
+    Target {
+        name: "components",
+        about: "components made of the bytes, with calls of the host API in any order, beside another user",
+        check: components::check,
+        input_bytes_max: 512,
+    },
 ];
 
-/// Bytes by chance: of this length at most, and the same for the same seed.
+/// A seed for inputs that nobody has tried yet: what `TRELLIS_FUZZ_SEED` says, or of the clock. Whoever takes it says it, so that the
+/// same is tried again.
+///
+/// # Panics
+/// The variable is no number.
 #[must_use]
-pub fn random_input(seed: u64, n_bytes_max: usize) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        // SplitMix64.
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
-    };
-    let n_bytes = next() as usize % (n_bytes_max + 1);
-    let mut bytes: Vec<u8> = (0..n_bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).collect();
-    bytes.truncate(n_bytes);
-    bytes
+pub fn fresh_seed() -> u64 {
+    let told = std::env::var("TRELLIS_FUZZ_SEED").ok();
+    told.map_or_else(
+        || std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64),
+        |seed| seed.parse().expect("TRELLIS_FUZZ_SEED is a number"),
+    )
 }

@@ -9,11 +9,17 @@ pub(crate) const OK: &str = "ok";
 /// The code where the daemon closed the connection without a word.
 pub(crate) const CLOSED: &str = "closed";
 
+/// The code where nobody waited for the end.
+const LEFT: &str = "left";
+
+/// The code of a guest that was cancelled because the time of its attack was over.
+const CALLED_OFF: &str = "called off";
+
 /// How a request, or a whole client, ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
     /// The error's code, `ok` where there was none, `closed` where the connection was closed without one, `left` where
-    /// nobody waited for it.
+    /// nobody waited for it, `called off` where the guest was cancelled because the time of its attack was over.
     pub code: String,
     /// What the error is about.
     pub name: Option<String>,
@@ -37,13 +43,28 @@ impl Ending {
     /// The attacker left without waiting for an end.
     #[must_use]
     pub fn left() -> Self {
-        Self { code: "left".to_owned(), name: None, message: String::new() }
+        Self { code: LEFT.to_owned(), name: None, message: String::new() }
+    }
+
+    /// This end of a guest that was cancelled because the time of its attack was over.
+    #[must_use]
+    pub fn of_cancelled(self) -> Self {
+        match CANCELLED.iter().any(|end| end.fits(&self)) {
+            true => Self { code: CALLED_OFF.to_owned(), ..self },
+            false => self,
+        }
     }
 
     /// What an attack itself found wrong; no end of the table fits it.
     #[must_use]
     pub fn wrong(message: impl Into<String>) -> Self {
         Self { code: "wrong".to_owned(), name: None, message: message.into() }
+    }
+
+    /// Whether the attack was over before it came to an end of its own.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.code == LEFT || self.code == CALLED_OFF
     }
 
     /// Whether there was no error.
@@ -103,6 +124,16 @@ impl End {
     }
 }
 
+/// Ends for the time that a guest has, which comes to whatever else does not end.
+const OF_TIME: [End; 2] = [CPU, TIME];
+
+impl End {
+    /// Whether this is the end of what would go on for ever.
+    pub(super) fn is_of_time(self) -> bool {
+        OF_TIME.contains(&self)
+    }
+}
+
 const CPU: End = End::about("budget_exceeded", "cpu_ms");
 const TIME: End = End::about("deadline_exceeded", "deadline_ms");
 const HANDLES: End = End::about("budget_exceeded", "n_handles");
@@ -143,8 +174,13 @@ pub(crate) const WELL_OR_REFUSED: &[End] =
     &[End::of(OK), End::of("invalid_component"), End::of("limit_exceeded"), End::of("compile_failed")];
 /// Not the protocol.
 pub(crate) const PROTOCOL: &[End] = &[End::of("protocol")];
-/// It was cancelled or stopped.
-pub(crate) const CANCELLED: &[End] = &[End::of("cancelled"), End::of("stopped")];
+/// What copies of an attack may also end with: all are of one user, and so are the budgets around a guest and the places of a user.
+pub(crate) const OF_COPIES: &[End] = &[
+    BUDGET,
+    End::about("limit_exceeded", "n_guests"),
+    End::about("limit_exceeded", "n_compiles_queued"),
+    End::about("limit_exceeded", "connections"),
+];
 /// It ended for a trap, its processor time or its time.
 pub(crate) const BUSY_OR_TRAPPED: &[End] = &[CPU, TIME, End::of("guest_trapped")];
 /// The host refuses, or takes until the guest's time is up.
@@ -167,6 +203,10 @@ macro_rules! ends {
 }
 
 ends! {
+    /// The client that started it has cancelled it.
+    CANCELLED = "cancelled";
+    /// A request of its user has stopped it.
+    STOPPED = "stopped";
     /// More arguments than there may be.
     ARGUMENTS = "limit_exceeded" about "argument_bytes";
     /// More credit than there may be.

@@ -3,7 +3,7 @@
 use super::Attacker::{Client, Component, Guest};
 use super::clients::{crowds, leaving, rights};
 use super::ends::{
-    BUSY, CANCELLED, CLOSED, DENIED, FAILED, GUESTS, LATE, NO_GUEST, TRAPPED, WELL, WELL_OR_CLOSED,
+    BUSY, CANCELLED, CLOSED, DENIED, FAILED, GUESTS, LATE, NO_GUEST, STOPPED, TRAPPED, WELL, WELL_OR_CLOSED,
 };
 use super::{Attack, Category, ClientFn, End, components};
 
@@ -37,7 +37,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("cancel-ignored", leaving::cancel_ignored, CANCELLED).brief(),
     client("cancel-storm", leaving::cancel_storm, WELL),
     client("cancel-at-once", leaving::cancel_at_once, WELL),
-    client("stop-of-a-guest", leaving::stop_of_a_guest, CANCELLED).brief(),
+    client("stop-of-a-guest", leaving::stop_of_a_guest, STOPPED).brief(),
     client("stop-of-nobody", rights::stop_of_nobody, NO_GUEST).brief(),
     client("stops-of-nothing", rights::stops_of_nothing, NO_GUEST_OR_MEMORY).alone().copies(1),
     client("stop-of-all", rights::stop_of_all, NO_GUEST).brief().alone().of_a_stranger(),

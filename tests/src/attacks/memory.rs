@@ -11,11 +11,12 @@ use trellis::config::Config;
 use trellis_wire::{Call, Value};
 
 use super::group::Group;
-use super::neighbour::{GO, MARK, PAUSE, Window};
-use super::processes::{Attackers, Daemon, Neighbour, Orders, Tally, User};
+use super::neighbour::Window;
+use super::neighbours::Neighbours;
+use super::processes::{Attackers, Daemon, Orders, Tally, User};
 use super::raw::Raw;
 use super::state::State;
-use super::{Attack, N_COPIES, table};
+use super::{Attack, table};
 
 /// Honest users, each with a stream.
 const N_NEIGHBOURS: u32 = 2;
@@ -163,24 +164,15 @@ pub fn run(
     let mut raw = runtime.block_on(Raw::connect(&daemon.socket()))?;
     let pid = daemon.pid();
     let host_bytes = runtime.block_on(host_bytes(&mut raw))?;
-    let mut neighbours = Vec::new();
-    for user in 0..N_NEIGHBOURS {
-        let mut neighbour = daemon.neighbour(User(user))?;
-        neighbour.learn()?;
-        neighbour.tell(PAUSE)?;
-        neighbours.push(neighbour);
-    }
+    let mut neighbours = Neighbours::begin(&daemon, (0..N_NEIGHBOURS).map(User))?;
     // What it takes once it takes in a first round, as long as each of the others: arenas of the allocator and stacks are used
     // as far as threads at their busiest use them.
     let mut ends = BTreeMap::new();
     let n_first = loose(&daemon, ROUND, &mut ends, &mut || Ok(()))?;
     say(&format!("{n_first} attacks were there once; waiting until nothing is left of them"));
     let before = runtime.block_on(State::at_rest(&mut raw, pid))?;
-    for neighbour in &mut neighbours {
-        neighbour.tell(GO)?;
-    }
+    neighbours.go()?;
     let begun = Instant::now();
-    let mut windows = vec![Window::default(); neighbours.len()];
     let mut resident_kb_max = (0, 0);
     let mut n_looks = 0;
     let n_attacks = loose(&daemon, time, &mut ends, &mut || {
@@ -188,7 +180,7 @@ pub fn run(
         let sum_kb = state.resident_kb + state.children_resident_kb;
         resident_kb_max = (resident_kb_max.0.max(state.resident_kb), resident_kb_max.1.max(sum_kb));
         if n_looks % N_LOOKS_OF_A_LINE == 0 {
-            mark(&mut windows, &mut neighbours, MARK)?;
+            neighbours.look()?;
             say(&format!("{:>5.0} s: {}", begun.elapsed().as_secs_f64(), state.line()));
         }
         n_looks += 1;
@@ -198,17 +190,10 @@ pub fn run(
         return Err(io::Error::other(format!("the daemon ended, {status}\n{}", daemon.log())));
     }
     let n_attacks = n_attacks?;
-    mark(&mut windows, &mut neighbours, PAUSE)?;
-    let (after, mut complaints) = runtime.block_on(State::back(&mut raw, pid, &before))?;
-    for window in &windows {
-        if window.n_wrong > 0 {
-            complaints.push(format!("{} tokens of a neighbour were wrong", window.n_wrong));
-        }
-        if window.n_tokens == 0 {
-            complaints.push("a neighbour had no tokens".to_owned());
-        }
-        complaints.extend(window.errors.iter().map(|error| format!("a neighbour: {error}")));
-    }
+    neighbours.pause()?;
+    let (neighbours, mut complaints) = neighbours.end();
+    let (after, beyond) = runtime.block_on(State::back(&mut raw, pid, &before))?;
+    complaints.extend(beyond);
     let (peak_bytes, n_killed) = match group {
         Some(group) => (Some(group.peak_bytes()?), Some(group.n_killed()?)),
         None => (None, None),
@@ -223,10 +208,9 @@ pub fn run(
         let internal = tally.by_end.values().filter(|(ending, _)| ending.code == "internal");
         complaints.extend(internal.map(|(ending, _)| format!("{name}: {}", ending.message)));
     }
-    let (neighbours, is_held) = (windows, group.is_some());
     Ok(Report {
         limit_bytes,
-        is_held,
+        is_held: group.is_some(),
         host_bytes,
         peak_bytes,
         n_killed,
@@ -249,13 +233,6 @@ async fn host_bytes(raw: &mut Raw) -> io::Result<u64> {
     limit.ok_or_else(|| io::Error::other(format!("no limit is called {HOST_BYTES}")))
 }
 
-fn mark(windows: &mut [Window], neighbours: &mut [Neighbour], word: &str) -> io::Result<()> {
-    for (seen, neighbour) in windows.iter_mut().zip(neighbours) {
-        *seen = std::mem::take(seen).and(&neighbour.tell(word)?);
-    }
-    Ok(())
-}
-
 /// Rounds of all attacks at once, for at least so long; how many attacks that were.
 fn loose(
     daemon: &Daemon,
@@ -276,9 +253,8 @@ fn loose(
                 // Each round by another user, so that all are attacked by all.
                 for round in 0.. {
                     let user = User(N_NEIGHBOURS + (number + round) as u32 % N_ATTACKERS);
-                    let n_copies = attack.n_copies.unwrap_or(N_COPIES);
                     let name = attack.name.to_owned();
-                    let orders = Orders { name, n_copies, seconds, is_repeated: true };
+                    let orders = Orders { name, n_copies: attack.n_copies, seconds, is_repeated: true };
                     let tally = daemon.attack(user, &orders).and_then(Attackers::wait);
                     let is_lost = done.send((attack.name, tally)).is_err();
                     if is_lost || is_over.load(Ordering::Relaxed) || begun.elapsed() >= time {

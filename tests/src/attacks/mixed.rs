@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::neighbour::{GO, MARK, PAUSE, Window};
+use super::neighbour::Window;
+use super::neighbours::Neighbours;
 use super::processes::{Daemon, Orders, Tally, User};
 use super::raw::Raw;
 use super::state::State;
-use super::{Attack, N_COPIES, table};
+use super::{Attack, table};
 use crate::engines::Random;
 
 /// Honest users, each with a stream.
@@ -61,8 +62,7 @@ fn attack_at_random(
         if attack.is_of_a_stranger && !daemon.has_users {
             continue;
         }
-        let n_most = attack.n_copies.unwrap_or(1).min(2 * N_COPIES);
-        let n_copies = 1 + random.below(n_most);
+        let n_copies = 1 + random.below(attack.n_at_once());
         let orders = Orders { name: attack.name.to_owned(), n_copies, seconds: SECONDS, is_repeated: false };
         let tally = daemon.attack(user, &orders).and_then(super::processes::Attackers::wait);
         if done.send((attack, tally)).is_err() {
@@ -74,7 +74,7 @@ fn attack_at_random(
 /// Makes the daemon take what it takes once: each attack, by users at once, and from each of these what is kept of a user's uploads.
 fn warm(daemon: &Daemon) -> io::Result<()> {
     let once = |user: User, attack: &Attack| {
-        let n_copies = attack.n_copies.unwrap_or(1).min(2 * N_COPIES);
+        let n_copies = attack.n_at_once();
         let orders = Orders { name: attack.name.to_owned(), n_copies, seconds: SECONDS, is_repeated: false };
         daemon.attack(user, &orders)?.wait().map(drop)
     };
@@ -104,19 +104,11 @@ fn warm(daemon: &Daemon) -> io::Result<()> {
 pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) -> io::Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut raw = runtime.block_on(Raw::connect(&daemon.socket()))?;
-    let mut neighbours = Vec::new();
-    for user in 0..N_NEIGHBOURS {
-        let mut neighbour = daemon.neighbour(User(user))?;
-        neighbour.learn()?;
-        neighbour.tell(PAUSE)?;
-        neighbours.push(neighbour);
-    }
+    let mut neighbours = Neighbours::begin(&daemon, (0..N_NEIGHBOURS).map(User))?;
     warm(&daemon)?;
     say("each attack was there once; waiting until nothing is left of them");
     let before = runtime.block_on(State::at_rest(&mut raw, daemon.pid()))?;
-    for neighbour in &mut neighbours {
-        neighbour.tell(GO)?;
-    }
+    neighbours.go()?;
 
     let is_over = AtomicBool::new(false);
     let (done, endings) = mpsc::channel();
@@ -124,7 +116,7 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
     let mut report = Report {
         n_attacks: 0,
         ends: BTreeMap::new(),
-        neighbours: vec![Window::default(); neighbours.len()],
+        neighbours: Vec::new(),
         before,
         after: before,
         resident_kb_max: 0,
@@ -165,13 +157,9 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
             }
             if looked.elapsed() > Duration::from_secs(10) {
                 looked = Instant::now();
-                let look = || -> io::Result<State> {
-                    for (seen, neighbour) in report.neighbours.iter_mut().zip(&mut neighbours) {
-                        *seen = std::mem::take(seen).and(&neighbour.tell(MARK)?);
-                    }
-                    runtime.block_on(State::of(&mut raw, daemon.pid()))
-                };
-                match { look }() {
+                let state =
+                    neighbours.look().and_then(|()| runtime.block_on(State::of(&mut raw, daemon.pid())));
+                match state {
                     Ok(state) => {
                         let resident_kb = state.resident_kb + state.children_resident_kb;
                         report.resident_kb_max = report.resident_kb_max.max(resident_kb);
@@ -192,13 +180,10 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
         return Err(io::Error::other(format!("the daemon ended, {status}\n{}", daemon.log())));
     }
     attacked?;
-    for (seen, neighbour) in report.neighbours.iter_mut().zip(&mut neighbours) {
-        *seen = std::mem::take(seen).and(&neighbour.tell(PAUSE)?);
-        if seen.n_wrong > 0 {
-            report.complaints.push(format!("{} tokens of a neighbour were wrong", seen.n_wrong));
-        }
-        report.complaints.extend(seen.errors.iter().map(|error| format!("a neighbour: {error}")));
-    }
+    neighbours.pause()?;
+    let (windows, complaints) = neighbours.end();
+    report.neighbours = windows;
+    report.complaints.extend(complaints);
     let (after, beyond) = runtime.block_on(State::back(&mut raw, daemon.pid(), &report.before))?;
     report.after = after;
     report.complaints.extend(beyond);

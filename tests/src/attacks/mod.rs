@@ -4,9 +4,10 @@
 //! what came of it is an [`Ending`], which has to be one of the attack's [`End`]s. [`suite`] lets each loose once and looks at
 //! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random, [`memory`] those that
 //! take memory at once on a daemon that has little. [`sessions`] are no attacks, but many and dropped at every moment; [`killed`] kills
-//! the daemon under honest clients. The command `attacks` has those six; the tests run each attack once, drop some hundred sessions
-//! and kill a few daemons. All of these daemons keep what guests save on disk, each in a folder of its own ([`saved`]).
+//! the daemon under honest clients; [`alone`] measures what a user has beside whom there is nobody. The command `attacks` has those
+//! seven; the tests run each attack once, drop some hundred sessions and kill a few daemons. All of these daemons keep what guests save on disk, each in a folder of its own ([`saved`]).
 
+pub mod alone;
 mod boundary;
 mod clients;
 mod components;
@@ -20,9 +21,11 @@ mod load;
 pub mod memory;
 pub mod mixed;
 pub mod neighbour;
+pub mod neighbours;
 pub mod pace;
 pub mod processes;
 mod processor;
+mod questions;
 pub mod raw;
 pub mod saved;
 pub mod sessions;
@@ -82,8 +85,8 @@ pub struct Site {
     pub hostile: Component,
     /// When a client that could go on for ever has to come to its end.
     pub until: Instant,
-    /// Whether guests that still run then are cancelled, and not left to their limits.
-    pub cancels_guests: bool,
+    /// How long after that guests are cancelled that still run; where it is not given they are left to their limits.
+    pub patience: Option<Duration>,
 }
 
 impl Site {
@@ -158,8 +161,10 @@ pub struct Attack {
     pub attacker: Attacker,
     /// What may come of it.
     pub ends: &'static [End],
-    /// How many at once a neighbour's pace is measured beside; none where the pace says nothing, because it is over at once.
-    pub n_copies: Option<usize>,
+    /// How many at once a neighbour's pace is measured beside, each of which begins again when it is over.
+    pub n_copies: usize,
+    /// Whether one is over at once, so that it takes time only where it is made over and over.
+    pub is_brief: bool,
     /// Whether it takes all of something that its user has, so that no other attack of that user runs beside it.
     pub is_alone: bool,
     /// Whether it may only be let loose by a user other than the daemon's, who may do what the attack tries.
@@ -178,7 +183,8 @@ impl Attack {
             category,
             attacker,
             ends,
-            n_copies: Some(N_COPIES),
+            n_copies: N_COPIES,
+            is_brief: false,
             is_alone: false,
             is_of_a_stranger: false,
             cleanup: None,
@@ -186,11 +192,11 @@ impl Attack {
     }
 
     const fn copies(self, n: usize) -> Self {
-        Self { n_copies: Some(n), ..self }
+        Self { n_copies: n, is_brief: false, ..self }
     }
 
     const fn brief(self) -> Self {
-        Self { n_copies: None, ..self }
+        Self { is_brief: true, ..self }
     }
 
     const fn alone(self) -> Self {
@@ -209,6 +215,42 @@ impl Attack {
     #[must_use]
     pub fn allows(&self, ending: &Ending) -> bool {
         self.ends.iter().any(|end| end.fits(ending))
+    }
+
+    /// How many are let loose at once by a user who makes several attacks: one, where it is over at once.
+    #[must_use]
+    pub fn n_at_once(&self) -> usize {
+        if self.is_brief { 1 } else { self.n_copies.min(2 * N_COPIES) }
+    }
+
+    /// Whether it comes to an end also where a guest has all the time that there is.
+    #[must_use]
+    pub fn ends_by_itself(&self) -> bool {
+        !self.ends.iter().any(|end| end.is_of_time())
+    }
+
+    /// What is wrong with how copies of it have ended that were let loose again and again for a while: an end that is none of its
+    /// own, of those that copies bring, or of those that come when the time is over; or, where it ends by itself, that none has
+    /// ended as it has to.
+    #[must_use]
+    pub fn wrong_ends(&self, tally: &processes::Tally) -> Vec<String> {
+        let endings = || tally.by_end.values().map(|(ending, _)| ending);
+        let may_be = |ending: &Ending| ending.is_cut() || ends::OF_COPIES.iter().any(|end| end.fits(ending));
+        let mut wrong: Vec<String> = endings()
+            .filter(|ending| !self.allows(ending) && !may_be(ending))
+            .map(|ending| format!("it ended with {}: {}", ending.short(), ending.message))
+            .collect();
+        if self.ends_by_itself() && !endings().any(|ending| self.allows(ending)) {
+            wrong.push("none came to its end".to_owned());
+        }
+        wrong
+    }
+
+    /// Makes what takes time to make before it is let loose.
+    pub fn prepare(&self) {
+        if let Attacker::Component(make) = self.attacker {
+            made_once(self.name, make);
+        }
     }
 
     /// Lets it loose once.
@@ -233,7 +275,7 @@ impl Attack {
     /// The connection failed, or something cannot be taken away.
     pub async fn clean_up(&self, site: &Site) -> std::io::Result<()> {
         let Some(arguments) = self.cleanup else { return Ok(()) };
-        let site = Site { cancels_guests: false, ..site.clone() };
+        let site = Site { patience: None, ..site.clone() };
         // A guest has little time here, and there may be much to take away.
         for _ in 0..N_CLEANINGS_MAX {
             let ending = run_guest(&site, &site.hostile, arguments).await?;
@@ -258,9 +300,6 @@ fn made_once(name: &'static str, make: fn() -> Vec<u8>) -> Component {
 /// Guests in a row that may take away what an attack has left.
 const N_CLEANINGS_MAX: usize = 30;
 
-/// Time beyond the end of an attack after which its guest is cancelled, so that a measurement is not held up by one.
-const PATIENCE: Duration = Duration::from_millis(200);
-
 /// Runs a guest to its end and takes what it sends; cancels it where the attack is over before.
 async fn run_guest(site: &Site, component: &Component, arguments: &[&str]) -> std::io::Result<Ending> {
     let mut raw = raw::Raw::connect(&site.socket).await?;
@@ -269,14 +308,12 @@ async fn run_guest(site: &Site, component: &Component, arguments: &[&str]) -> st
         return Ok(uploaded);
     }
     let id = raw.start(component, arguments).await?;
-    if !site.cancels_guests {
-        return raw.follow(id).await;
-    }
-    if let Ok(ending) = tokio::time::timeout_at((site.until + PATIENCE).into(), raw.follow(id)).await {
+    let Some(patience) = site.patience else { return raw.follow(id).await };
+    if let Ok(ending) = tokio::time::timeout_at((site.until + patience).into(), raw.follow(id)).await {
         return ending;
     }
     raw.send(&trellis_wire::ClientMessage::Cancel { id }).await?;
-    raw.follow(id).await
+    Ok(raw.follow(id).await?.of_cancelled())
 }
 
 /// All attacks, category after category.

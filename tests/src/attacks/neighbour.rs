@@ -5,24 +5,19 @@
 
 use std::io::{self, BufRead, Write};
 use std::path::Path;
-use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
-use trellis_wire::{Call, ClientMessage, Event, ServerMessage};
+use tokio::task::JoinSet;
+use trellis_wire::{ClientMessage, Event, ServerMessage};
 
+use super::questions::{self, Seen, Tell, Timed};
 use super::raw::{CREDIT_BYTES, Raw};
 use super::{Component, Ending};
 
 /// Tokens of a fork, before the next one begins with the same.
 pub const N_TOKENS: usize = 400;
-
-/// Time between two questions to the daemon, whose answers are timed.
-const PROBE_PERIOD: Duration = Duration::from_millis(50);
-
-/// Bytes of the texts whose encoding is timed.
-const ENCODED_BYTES: usize = 6_000;
 
 /// What the neighbour is told.
 pub const MARK: &str = "mark";
@@ -44,10 +39,16 @@ pub struct Window {
     pub silence_ms: f64,
     /// The longest time that `info` took.
     pub info_ms: f64,
-    /// The longest time that `stop` took.
+    /// How often `info` was answered.
+    pub n_infos: u64,
+    /// The longest time from the request to stop a guest of the neighbour's to that guest's end.
     pub stop_ms: f64,
+    /// How many guests have ended so.
+    pub n_stops: u64,
     /// The longest time that a guest of the neighbour's took to encode 6 kB and say so.
     pub encode_ms: f64,
+    /// How often one did.
+    pub n_encodes: u64,
     /// What went wrong.
     pub errors: Vec<String>,
 }
@@ -67,8 +68,11 @@ impl Window {
         self.n_wrong += other.n_wrong;
         self.silence_ms = self.silence_ms.max(other.silence_ms);
         self.info_ms = self.info_ms.max(other.info_ms);
+        self.n_infos += other.n_infos;
         self.stop_ms = self.stop_ms.max(other.stop_ms);
+        self.n_stops += other.n_stops;
         self.encode_ms = self.encode_ms.max(other.encode_ms);
+        self.n_encodes += other.n_encodes;
         self.errors.extend(other.errors.iter().cloned());
         self
     }
@@ -124,9 +128,27 @@ impl Eyes {
         let now = Instant::now();
         let mut window = std::mem::take(&mut self.window);
         window.seconds = (now - self.begun).as_secs_f64();
+        // A silence that goes on is one of the next window too, as long as it is by then.
         window.silence_ms = window.silence_ms.max(ms(now - self.last));
-        (self.begun, self.last) = (now, now);
+        self.begun = now;
         window
+    }
+
+    /// Something is seen of a question beside the stream.
+    fn see(&mut self, seen: Seen) {
+        let window = &mut self.window;
+        match seen {
+            Seen::Took { timed, time, is_over } => {
+                let (longest, n) = match timed {
+                    Timed::Info => (&mut window.info_ms, &mut window.n_infos),
+                    Timed::Stop => (&mut window.stop_ms, &mut window.n_stops),
+                    Timed::Encode => (&mut window.encode_ms, &mut window.n_encodes),
+                };
+                *longest = longest.max(ms(time));
+                *n += u64::from(is_over);
+            }
+            Seen::Wrong(what) => window.errors.push(what),
+        }
     }
 
     /// A guest begins, with the first token.
@@ -135,81 +157,6 @@ impl Eyes {
             self.expected.clear();
         }
         self.at = 0;
-        self.last = Instant::now();
-    }
-}
-
-/// What is timed beside the stream.
-#[derive(Clone, Copy, Debug)]
-enum Timed {
-    Info,
-    Stop,
-    Encode,
-}
-
-/// What was timed, and how long it took.
-type Times = mpsc::UnboundedSender<(Timed, Duration)>;
-
-/// Waits for something that is timed, and tells now and then how long that has been: what has no answer counts too.
-async fn waiting<T>(timed: Timed, seen: &Times, answer: impl Future<Output = T>) -> T {
-    let begun = Instant::now();
-    let mut answer = pin!(answer);
-    loop {
-        let outcome = tokio::time::timeout(PROBE_PERIOD, &mut answer).await;
-        // Where nobody listens any more this is about to be aborted.
-        let _ = seen.send((timed, begun.elapsed()));
-        if let Ok(outcome) = outcome {
-            return outcome;
-        }
-    }
-}
-
-/// Times one request after the other on a connection of its own: `info` and `stop` by turns.
-async fn probe(socket: &Path, seen: Times) -> io::Result<()> {
-    let mut raw = Raw::connect(socket).await?;
-    let mut timed = Timed::Info;
-    loop {
-        tokio::time::sleep(PROBE_PERIOD).await;
-        let (call, next) = match timed {
-            Timed::Stop => (Call::Stop { guest_id: u64::MAX }, Timed::Info),
-            _ => (Call::Info, Timed::Stop),
-        };
-        waiting(timed, &seen, raw.ask(call)).await?;
-        timed = next;
-    }
-}
-
-/// Has a guest of its own encode one text after the other.
-async fn probe_encode(socket: &Path, hostile: &Component, seen: Times) -> io::Result<()> {
-    let text = "the quick brown fox ".repeat(ENCODED_BYTES / 20);
-    let mut raw = Raw::connect(socket).await?;
-    loop {
-        let to = raw.start(hostile, &["encode-messages"]).await?;
-        if raw.started(to).await?.is_err() {
-            tokio::time::sleep(PROBE_PERIOD).await;
-            continue;
-        }
-        loop {
-            tokio::time::sleep(2 * PROBE_PERIOD).await;
-            raw.request(Call::Message { to, text: text.clone() }).await?;
-            let answer = async {
-                loop {
-                    match raw.next().await? {
-                        Some(ServerMessage::Event { id, event: Event::Text { .. } }) if id == to => {
-                            return io::Result::Ok(true);
-                        }
-                        Some(ServerMessage::End { id, .. }) if id == to => return Ok(false),
-                        Some(_) => {}
-                        None => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    }
-                }
-            };
-            let is_there = waiting(Timed::Encode, &seen, answer).await?;
-            if !is_there {
-                break;
-            }
-            raw.send(&ClientMessage::Credit { id: to, n_bytes: 64 }).await?;
-        }
     }
 }
 
@@ -225,7 +172,7 @@ async fn stream(
     id: u64,
     eyes: &mut Eyes,
     told: &mut mpsc::UnboundedReceiver<String>,
-    seen: &mut mpsc::UnboundedReceiver<(Timed, Duration)>,
+    seen: &mut mpsc::UnboundedReceiver<Seen>,
     n_used: &mut u64,
 ) -> io::Result<Over> {
     loop {
@@ -248,16 +195,22 @@ async fn stream(
                 Some(_) => {}
                 None => return Ok(Over::Ended(Ending::closed())),
             },
-            Some((timed, time)) = seen.recv() => {
-                let longest = match timed {
-                    Timed::Info => &mut eyes.window.info_ms,
-                    Timed::Stop => &mut eyes.window.stop_ms,
-                    Timed::Encode => &mut eyes.window.encode_ms,
-                };
-                *longest = longest.max(ms(time));
-            }
+            Some(seen) = seen.recv() => eyes.see(seen),
         }
     }
+}
+
+/// Asks all that is timed, until it is dropped; what is seen of it is told.
+fn ask_all(socket: &Path, hostile: &Component, tell: &Tell) -> JoinSet<io::Result<()>> {
+    let with = || (socket.to_owned(), hostile.clone(), tell.clone());
+    let mut asking = JoinSet::new();
+    let (socket, _, tell) = with();
+    asking.spawn(async move { questions::ask_info(&socket, tell).await });
+    let (socket, hostile, tell) = with();
+    asking.spawn(async move { questions::ask_stop(&socket, &hostile, tell).await });
+    let (socket, hostile, tell) = with();
+    asking.spawn(async move { questions::ask_encode(&socket, &hostile, tell).await });
+    asking
 }
 
 fn answer(window: &Window) -> io::Result<()> {
@@ -298,15 +251,9 @@ pub async fn run(socket: &Path, hostile: Component) -> io::Result<()> {
         if !uploaded.is_well() {
             return Err(io::Error::other(uploaded.message));
         }
-        let probing = tokio::spawn({
-            let (socket, sender) = (socket.to_owned(), sender.clone());
-            async move { probe(&socket, sender).await }
-        });
-        let encoding = tokio::spawn({
-            let (socket, hostile) = (socket.to_owned(), hostile.clone());
-            async move { probe_encode(&socket, &hostile, sender).await }
-        });
+        let mut asking = ask_all(socket, &hostile, &sender);
         eyes.mark();
+        eyes.last = eyes.begun;
         answer(&Window::default())?;
         let n_tokens = N_TOKENS.to_string();
         let mut id = raw.start(&hostile, &["paced", &n_tokens]).await?;
@@ -315,8 +262,8 @@ pub async fn run(socket: &Path, hostile: Component) -> io::Result<()> {
         loop {
             match stream(&mut raw, id, &mut eyes, &mut told, &mut seen, &mut n_used).await? {
                 Over::Told(word) if word == MARK => {
-                    if probing.is_finished() {
-                        eyes.window.errors.push("the daemon hung up on info".to_owned());
+                    while let Some(ended) = asking.try_join_next() {
+                        eyes.window.errors.push(format!("a question to the daemon failed: {ended:?}"));
                     }
                     answer(&eyes.mark())?;
                 }
@@ -338,9 +285,7 @@ pub async fn run(socket: &Path, hostile: Component) -> io::Result<()> {
                 }
             }
         }
-        probing.abort();
-        encoding.abort();
-        drop(raw);
+        drop((asking, raw));
         answer(&eyes.mark())?;
     }
     Ok(())

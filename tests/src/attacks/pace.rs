@@ -1,7 +1,7 @@
 //! What a neighbour has beside an attack, in windows alone and attacked by turns.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use trellis::config::Config;
@@ -17,8 +17,26 @@ pub const PACE_MIN: f64 = 0.45;
 /// The longest that it is silent, and that `info`, `stop` and the encoding of a short text take.
 pub const MS_MAX: f64 = 60.0;
 
-/// From the attackers' beginning to that of the window, and from their end to the next window.
+/// The beginning of an attack, of which a silence is shown beside that of all of it: connections are made and components compiled
+/// then.
+const FIRST: Duration = Duration::from_millis(400);
+
+/// From the attackers' end to the next window.
 const SETTLE: Duration = Duration::from_millis(400);
+
+/// How long attackers go on after the window beside them.
+const SURPLUS: Duration = Duration::from_millis(100);
+
+/// What an attack takes beside its windows: processes that start and end, and the time until the neighbour is alone again. Most
+/// take a second, and some are waited for.
+const BESIDE: Duration = Duration::from_millis(1_500);
+
+/// How long the measurement beside so many attacks takes, about.
+#[must_use]
+pub fn estimate(n_attacks: usize, seconds: f64, n_rounds: usize) -> Duration {
+    let round = 2.0 * seconds + SURPLUS.as_secs_f64() + BESIDE.as_secs_f64();
+    Duration::from_secs_f64(round * (n_attacks * n_rounds) as f64)
+}
 
 /// How long a neighbour may have no tokens after an attack until it is alone again.
 const CALM_TIME_MAX: Duration = Duration::from_secs(20);
@@ -40,10 +58,14 @@ pub struct Row {
     pub n_copies: usize,
     /// Alone.
     pub alone: Window,
-    /// Beside them.
+    /// Beside them, from the first moment on.
     pub attacked: Window,
+    /// The longest silence of those that began with the attack or came within its first 400 ms.
+    pub first_silence_ms: f64,
     /// How they ended.
     pub ends: Tally,
+    /// What is wrong with that.
+    pub wrong_ends: Vec<String>,
     /// Processors that others kept busy meanwhile.
     pub foreign: f64,
 }
@@ -62,21 +84,27 @@ impl Row {
         if self.share() < PACE_MIN {
             over.push("pace".to_owned());
         }
-        for (what, ms) in [
-            ("silence", self.attacked.silence_ms),
-            ("info", self.attacked.info_ms),
-            ("stop", self.attacked.stop_ms),
-            ("encode", self.attacked.encode_ms),
+        let Window { silence_ms, info_ms, n_infos, stop_ms, n_stops, encode_ms, n_encodes, n_tokens, .. } =
+            self.attacked;
+        for (what, ms, n) in [
+            ("silence", silence_ms, n_tokens),
+            ("info", info_ms, n_infos),
+            ("stop", stop_ms, n_stops),
+            ("encode", encode_ms, n_encodes),
         ] {
             if ms > MS_MAX {
                 over.push(what.to_owned());
+            }
+            // Nothing is within a limit that was never there.
+            if n == 0 {
+                over.push(format!("no {}", if what == "silence" { "tokens" } else { what }));
             }
         }
         let n_wrong = self.alone.n_wrong + self.attacked.n_wrong;
         if n_wrong > 0 {
             over.push(format!("{n_wrong} wrong tokens"));
         }
-        over.extend(self.alone.errors.iter().chain(&self.attacked.errors).cloned());
+        over.extend(self.alone.errors.iter().chain(&self.attacked.errors).chain(&self.wrong_ends).cloned());
         over
     }
 
@@ -84,8 +112,18 @@ impl Row {
     #[must_use]
     pub fn head() -> String {
         format!(
-            "{:<30}{:>7}{:>9}{:>9}{:>7}{:>11}{:>9}{:>9}{:>10}{:>9}  over / ends",
-            "attack", "copies", "alone/s", "beside/s", "pace", "silence", "info", "stop", "encode", "foreign"
+            "{:<30}{:>7}{:>9}{:>9}{:>7}{:>11}{:>9}{:>9}{:>9}{:>10}{:>9}  over / ends",
+            "attack",
+            "copies",
+            "alone/s",
+            "beside/s",
+            "pace",
+            "silence",
+            "first",
+            "info",
+            "stop",
+            "encode",
+            "foreign"
         )
     }
 
@@ -95,13 +133,14 @@ impl Row {
         let over = self.over();
         let over = if over.is_empty() { String::new() } else { format!("OVER: {}; ", over.join(", ")) };
         format!(
-            "{:<30}{:>7}{:>9.0}{:>9.0}{:>6.0}%{:>8.0} ms{:>6.0} ms{:>6.0} ms{:>7.0} ms{:>9.2}  {over}{}",
+            "{:<30}{:>7}{:>9.0}{:>9.0}{:>6.0}%{:>8.0} ms{:>6.0} ms{:>6.0} ms{:>6.0} ms{:>7.0} ms{:>9.2}  {over}{}",
             self.name,
             self.n_copies,
             self.alone.pace(),
             self.attacked.pace(),
             100.0 * self.share(),
             self.attacked.silence_ms,
+            self.first_silence_ms,
             self.attacked.info_ms,
             self.attacked.stop_ms,
             self.attacked.encode_ms,
@@ -143,7 +182,7 @@ impl Track {
 
     /// Waits until the neighbour is alone again: until it has tokens without long silences.
     fn calm(&mut self) -> io::Result<()> {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         std::thread::sleep(SETTLE);
         while self.window(0.2)?.silence_ms > MS_MAX / 2.0 && begun.elapsed() < CALM_TIME_MAX {}
         Ok(())
@@ -162,21 +201,27 @@ impl Track {
     ) -> io::Result<Row> {
         let pids = [self.daemon.pid(), self.neighbour.pid(), std::process::id()];
         let (mut alone, mut attacked) = (Window::default(), Window::default());
+        let mut first_silence_ms: f64 = 0.0;
         let mut ends = Tally::default();
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let load = Load::of(&pids);
         for _ in 0..n_rounds {
             alone = alone.and(&self.window(seconds)?);
             let orders = Orders {
                 name: attack.name.to_owned(),
                 n_copies,
-                seconds: seconds + SETTLE.as_secs_f64() + 0.1,
+                seconds: seconds + SURPLUS.as_secs_f64(),
                 is_repeated: true,
             };
-            let mut attackers = self.daemon.attack(User(1), &orders)?;
-            attackers.begun()?;
-            std::thread::sleep(SETTLE);
-            attacked = attacked.and(&self.window(seconds)?);
+            let mut attackers = self.daemon.ready(User(1), &orders)?;
+            self.neighbour.tell(MARK)?;
+            let until = Instant::now() + Duration::from_secs_f64(seconds);
+            attackers.go();
+            std::thread::sleep(FIRST.min(Duration::from_secs_f64(seconds)));
+            let first = self.neighbour.tell(MARK)?;
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+            first_silence_ms = first_silence_ms.max(first.silence_ms);
+            attacked = attacked.and(&first).and(&self.neighbour.tell(MARK)?);
             ends.add(attackers.wait()?);
             if let Some(status) = self.daemon.has_ended()? {
                 let log = self.daemon.log();
@@ -185,6 +230,7 @@ impl Track {
             self.calm()?;
         }
         let foreign = Load::of(&pids).foreign_since(&load, begun.elapsed().as_secs_f64());
-        Ok(Row { name: attack.name, n_copies, alone, attacked, ends, foreign })
+        let (name, wrong_ends) = (attack.name, attack.wrong_ends(&ends));
+        Ok(Row { name, n_copies, alone, attacked, first_silence_ms, ends, wrong_ends, foreign })
     }
 }

@@ -30,8 +30,14 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 /// How long attackers may take to end: many components are compiled one after the other, beside all that others do.
 const END_TIME_MAX: Duration = Duration::from_secs(400);
 
+/// How long after the end of attacks those may go on that are repeated, before their guests are cancelled.
+const CANCEL_TIME: Duration = Duration::from_millis(200);
+
 /// How long after the end of attacks those may go on that are repeated, before their connections are dropped.
 const LEAVE_TIME: Duration = Duration::from_secs(3);
+
+/// How long after the end of attacks the first of one that ends by itself is waited for: some are compiled for long before they do.
+const END_TIME: Duration = Duration::from_secs(20);
 
 /// A user of the daemon, by number: 0 is the neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,10 +182,22 @@ impl Daemon {
     /// # Errors
     /// It does not start.
     pub fn attack(&self, user: User, orders: &Orders) -> io::Result<Attackers> {
+        let mut attackers = self.ready(user, orders)?;
+        attackers.go();
+        Ok(attackers)
+    }
+
+    /// As [`Daemon::attack`], but lets them loose only when they are told to [go](Attackers::go), and waits until that needs no more
+    /// than the word.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn ready(&self, user: User, orders: &Orders) -> io::Result<Attackers> {
         let orders = serde_json::to_string(orders)?;
         let mut child = self.client(user, &[ATTACKER, "--orders", &orders]).spawn()?;
-        let (_, answers) = pipes(&mut child)?;
-        Ok(Attackers { child, answers })
+        let (told, mut answers) = pipes(&mut child)?;
+        answers.read_line(&mut String::new())?;
+        Ok(Attackers { child, told: Some(told), answers })
     }
 
     /// Runs a process of clients with these orders to its end, and hears each line that it says.
@@ -215,6 +233,8 @@ impl Drop for Daemon {
 pub const NEIGHBOUR: &str = "neighbour-process";
 /// The command of the clients' executable that attacks.
 pub const ATTACKER: &str = "attacker-process";
+/// The command of the clients' executable that is a user beside whom there is nobody.
+pub const LONE: &str = "lone-process";
 /// The command of the clients' executable that opens sessions and drops them.
 pub const VISITOR: &str = "visitor-process";
 
@@ -246,17 +266,31 @@ impl Neighbour {
     /// It is gone, or has not had it in time.
     pub fn learn(&mut self) -> io::Result<()> {
         self.tell(GO)?;
+        self.tokens(2 * N_TOKENS as u64, Duration::from_millis(100)).map(drop)
+    }
+
+    /// Waits until it has tokens; what it has seen until then.
+    ///
+    /// # Errors
+    /// It is gone, or has none in time.
+    pub fn first_tokens(&mut self) -> io::Result<Window> {
+        self.tokens(1, Duration::from_millis(5))
+    }
+
+    /// Waits until it has so many tokens, and looks now and then.
+    fn tokens(&mut self, n: u64, period: Duration) -> io::Result<Window> {
         let begun = Instant::now();
-        let mut n_tokens = 0;
-        while n_tokens < 2 * N_TOKENS as u64 {
+        let mut seen = Window::default();
+        while seen.n_tokens < n {
             if begun.elapsed() > ANSWER_TIME_MAX {
+                let n_tokens = seen.n_tokens;
                 let message = format!("alone the neighbour has {n_tokens} tokens in {ANSWER_TIME_MAX:?}");
                 return Err(io::Error::other(message));
             }
-            std::thread::sleep(Duration::from_millis(100));
-            n_tokens += self.tell(MARK)?.n_tokens;
+            std::thread::sleep(period);
+            seen = seen.and(&self.tell(MARK)?);
         }
-        Ok(())
+        Ok(seen)
     }
 
     /// Tells it something and waits for its answer.
@@ -329,18 +363,30 @@ impl Tally {
 #[derive(Debug)]
 pub struct Attackers {
     child: Child,
+    /// They are let loose when it closes.
+    told: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
 impl Attackers {
-    /// Waits until they have begun.
+    /// Their process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets them loose.
+    pub fn go(&mut self) {
+        self.told = None;
+    }
+
+    /// Kills them: the daemon ends their guests.
     ///
     /// # Errors
-    /// They are gone.
-    pub fn begun(&mut self) -> io::Result<()> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        Ok(())
+    /// The system does not.
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
     }
 
     /// Waits until they have ended; how they did. Kills those that do not.
@@ -348,6 +394,7 @@ impl Attackers {
     /// # Errors
     /// They end without a word.
     pub fn wait(mut self) -> io::Result<Tally> {
+        self.go();
         let pid = self.child.id();
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let watch = std::thread::spawn(move || {
@@ -375,9 +422,9 @@ impl Attackers {
 }
 
 /// The folder that a client's process was given.
-pub(super) fn site(folder: &Path, until: Instant, cancels_guests: bool) -> io::Result<Site> {
+pub(super) fn site(folder: &Path) -> io::Result<Site> {
     let hostile = Component::new(fs::read(folder.join("hostile.wasm"))?);
-    Ok(Site { socket: folder.join("trellis.sock").into(), hostile, until, cancels_guests })
+    Ok(Site { socket: folder.join("trellis.sock").into(), hostile, until: Instant::now(), patience: None })
 }
 
 /// The process of a neighbour.
@@ -385,26 +432,28 @@ pub(super) fn site(folder: &Path, until: Instant, cancels_guests: bool) -> io::R
 /// # Errors
 /// The daemon cannot be reached.
 pub fn be_neighbour(folder: &Path) -> io::Result<()> {
-    let site = site(folder, Instant::now(), false)?;
+    let site = site(folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(super::neighbour::run(&site.socket, site.hostile))
 }
 
-/// The process of attackers: says when they have begun, and at the end how they ended.
+/// The process of attackers: says when they are ready, begins when standard input ends, and says at the end how they ended.
 ///
 /// # Errors
 /// There is no attack of that name.
 pub fn be_attackers(folder: &Path, orders: &Orders) -> io::Result<()> {
     let attack = super::table().into_iter().find(|attack| attack.name == orders.name);
     let attack = attack.ok_or_else(|| io::Error::other(format!("no attack is called {}", orders.name)))?;
-    let until = Instant::now() + Duration::from_secs_f64(orders.seconds);
-    let site = site(folder, until, orders.is_repeated)?;
+    let mut site = site(folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    attack.prepare();
+    println!("ready");
+    io::stdin().lock().read_line(&mut String::new())?;
+    site.until = Instant::now() + Duration::from_secs_f64(orders.seconds);
     let tally = runtime.block_on(async {
         let copies: Vec<_> = (0..orders.n_copies)
             .map(|_| tokio::spawn(attack_with(attack, site.clone(), orders.is_repeated)))
             .collect();
-        println!("begun");
         let mut tally = Tally::default();
         for copy in copies {
             tally.add(copy.await.map_err(io::Error::other)?);
@@ -420,12 +469,15 @@ pub fn be_attackers(folder: &Path, orders: &Orders) -> io::Result<()> {
     Ok(())
 }
 
-async fn attack_with(attack: Attack, site: Site, is_repeated: bool) -> Tally {
+async fn attack_with(attack: Attack, mut site: Site, is_repeated: bool) -> Tally {
     let mut tally = Tally::default();
     loop {
-        let ending = if site.cancels_guests {
+        let ending = if is_repeated {
+            let is_awaited = attack.ends_by_itself() && tally.by_end.is_empty();
+            let (cancel, leave) = if is_awaited { (END_TIME, END_TIME) } else { (CANCEL_TIME, LEAVE_TIME) };
+            site.patience = Some(cancel);
             // Some wait for their guests, and those for their limits.
-            let leaving = tokio::time::timeout_at((site.until + LEAVE_TIME).into(), attack.run(&site));
+            let leaving = tokio::time::timeout_at((site.until + leave).into(), attack.run(&site));
             leaving.await.unwrap_or_else(|_| Ok(Ending::left()))
         } else {
             attack.run(&site).await

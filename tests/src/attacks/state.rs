@@ -55,6 +55,14 @@ pub struct State {
     pub programs_kb: u64,
     /// Kilobytes of those processes in memory.
     pub children_resident_kb: u64,
+    /// Threads of those processes.
+    pub n_children_threads: u64,
+    /// Open files of those processes, images not counted.
+    pub n_children_descriptors: u64,
+    /// Kilobytes that it and those processes hold together: what they have written to, and of what several processes share to each
+    /// its part, so that memory between the daemon and a process of guests counts once. Pages of files are not among it: they are the
+    /// system's, which takes them back by itself, and as many as other processes of the same program leave to these.
+    pub held_kb: u64,
 }
 
 /// The number after a word in a file of `/proc`.
@@ -75,8 +83,34 @@ fn descriptors(pid: u32) -> io::Result<(u64, u64)> {
     Ok((n_others, n_images))
 }
 
-fn n_entries(folder: &str) -> io::Result<u64> {
-    Ok(fs::read_dir(folder)?.count() as u64)
+fn n_threads(pid: u32) -> io::Result<u64> {
+    Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count() as u64)
+}
+
+/// Kilobytes that a process holds, as [`State::held_kb`] counts them.
+fn held_kb(pid: u32) -> io::Result<u64> {
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                io::Error::other(format!("what process {pid} holds is not shown: {error}"))
+            }
+            _ => error,
+        })?;
+    let parts = ["Pss_Anon:", "Pss_Shmem:"].map(|word| number_after(&text, word));
+    let missing = || io::Error::other("the system does not say what of a process is in memory");
+    parts.into_iter().sum::<Option<u64>>().ok_or_else(missing)
+}
+
+/// What is looked up of a child; nothing of one that has ended by now.
+fn of_child(looked_up: io::Result<u64>) -> io::Result<u64> {
+    let is_gone = |error: &io::Error| {
+        error.kind() == io::ErrorKind::NotFound
+            || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+    };
+    match looked_up {
+        Err(error) if is_gone(&error) => Ok(0),
+        looked_up => looked_up,
+    }
 }
 
 /// The parent of a process and its name, and clock ticks of itself and of the children that it has waited for.
@@ -135,19 +169,25 @@ impl State {
         let limit = |name: &str| named(name).and_then(|limit| limit.value).unwrap_or(0);
         let children = children(pid)?;
         let (n_descriptors, n_images) = descriptors(pid)?;
+        let of_children = |look: &dyn Fn(u32) -> io::Result<u64>| -> io::Result<u64> {
+            children.iter().map(|&pid| of_child(look(pid))).sum()
+        };
         Ok(Self {
             n_guests: info.n_guests,
             n_sessions: info.n_sessions,
             n_contexts: models.iter().map(|model| model.n_contexts).sum(),
             n_pages: models.iter().map(|model| model.n_pages - model.n_pages_free).sum(),
-            n_threads: n_entries(&format!("/proc/{pid}/task"))?,
+            n_threads: n_threads(pid)?,
             n_descriptors,
             n_images,
             n_modules_most: used(N_PROGRAMS) * limit(N_MODULES),
             n_children: children.len() as u64,
             resident_kb: resident_kb(pid),
             programs_kb: used(PROGRAM_BYTES) >> 10,
-            children_resident_kb: children.into_iter().map(resident_kb).sum(),
+            children_resident_kb: children.iter().copied().map(resident_kb).sum(),
+            n_children_threads: of_children(&n_threads)?,
+            n_children_descriptors: of_children(&|pid| Ok(descriptors(pid)?.0))?,
+            held_kb: held_kb(pid)? + of_children(&held_kb)?,
         })
     }
 
@@ -193,9 +233,46 @@ impl State {
     }
 
     /// Kilobytes of it in memory beside programs that are kept.
-    #[must_use]
-    pub fn beside_programs_kb(&self) -> u64 {
+    fn beside_programs_kb(&self) -> u64 {
         self.resident_kb.saturating_sub(self.programs_kb)
+    }
+
+    /// Kilobytes that it and its processes hold beside programs that are kept.
+    fn held_beside_programs_kb(&self) -> u64 {
+        self.held_kb.saturating_sub(self.programs_kb)
+    }
+
+    /// Has what is compared with this state later be compared with no less than another one has.
+    pub fn raise_to(&mut self, other: &Self) {
+        if other.beside_programs_kb() > self.beside_programs_kb()
+            || other.held_beside_programs_kb() > self.held_beside_programs_kb()
+        {
+            self.resident_kb = other.resident_kb.max(self.beside_programs_kb() + other.programs_kb);
+            self.held_kb = other.held_kb.max(self.held_beside_programs_kb() + other.programs_kb);
+            self.programs_kb = other.programs_kb;
+        }
+        (self.n_images, self.n_modules_most) = (other.n_images, other.n_modules_most);
+        let Self {
+            n_threads,
+            n_descriptors,
+            n_contexts,
+            n_pages,
+            n_children,
+            n_children_threads,
+            n_children_descriptors,
+            ..
+        } = self;
+        for (number, seen) in [
+            (n_threads, other.n_threads),
+            (n_descriptors, other.n_descriptors),
+            (n_contexts, other.n_contexts),
+            (n_pages, other.n_pages),
+            (n_children, other.n_children),
+            (n_children_threads, other.n_children_threads),
+            (n_children_descriptors, other.n_children_descriptors),
+        ] {
+            *number = seen.max(*number);
+        }
     }
 
     /// Images beyond one for each module of programs that are kept.
@@ -209,15 +286,16 @@ impl State {
         let Self { n_guests, n_sessions, n_pages, n_threads, n_descriptors, n_children, .. } = self;
         let mib = |kb: u64| kb / 1024;
         let (own, theirs) = (mib(self.resident_kb), mib(self.children_resident_kb));
-        let programs = mib(self.programs_kb);
+        let (programs, held) = (mib(self.programs_kb), mib(self.held_kb));
         format!(
             "{n_guests} guests, {n_sessions} connections, {own} MiB with {programs} of programs, {n_threads} threads, {n_descriptors} files, {n_pages} pages, \
-             {n_children} processes with {theirs} MiB"
+             {n_children} processes with {theirs} MiB, {held} MiB held by all"
         )
     }
 
     /// What is still more than it was, in words; nothing where all is back. Counts of the daemon's own are to be what they
-    /// were, those of the system within 5 %; programs that came to be kept meanwhile are not counted.
+    /// were, those of the system within 5 %, of the daemon's process and of that and those that it has started together; programs
+    /// that came to be kept meanwhile are not counted.
     #[must_use]
     pub fn beyond(&self, before: &Self) -> Vec<String> {
         let exact = [
@@ -232,6 +310,21 @@ impl State {
             ("descriptors", self.n_descriptors, before.n_descriptors),
             ("images beyond one a module", self.n_images_more(), before.n_images_more()),
             ("kB in memory beside programs", self.beside_programs_kb(), before.beside_programs_kb()),
+            (
+                "threads with its processes",
+                self.n_threads + self.n_children_threads,
+                before.n_threads + before.n_children_threads,
+            ),
+            (
+                "descriptors with its processes",
+                self.n_descriptors + self.n_children_descriptors,
+                before.n_descriptors + before.n_children_descriptors,
+            ),
+            (
+                "kB held with its processes beside programs",
+                self.held_beside_programs_kb(),
+                before.held_beside_programs_kb(),
+            ),
         ];
         let more = exact.into_iter().filter(|(_, now, before)| now > before);
         let far =
@@ -239,6 +332,18 @@ impl State {
         more.chain(far).map(|(what, now, before)| format!("{now} {what}, before {before}")).collect()
     }
 }
+
+/// Processors that the machine has.
+pub(crate) fn n_online() -> usize {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let is_one = |line: &&str| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    stat.lines().filter(is_one).count()
+}
+
+/// What the system counts processor time in.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Processor time of the whole machine, and of the processes that belong to a measurement.
 #[derive(Clone, Copy, Debug, Default)]
@@ -248,7 +353,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Now; `pids` are those of the processes that live, children that have ended count with their parents.
+    /// Now; `pids` are those of the processes that live, whose children belong to it as well. Those that have ended count with their
+    /// parents.
     pub(crate) fn of(pids: &[u32]) -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let first = stat.lines().next().unwrap_or_default();
@@ -256,15 +362,26 @@ impl Load {
             first.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
         // user nice system idle iowait irq softirq steal; what guests of a hypervisor have is in user already.
         let n_busy_ticks = [0, 1, 2, 5, 6].iter().filter_map(|&idx| fields.get(idx)).sum();
-        let own = pids.iter().filter_map(|&pid| process(pid));
+        let mut all: Vec<u32> = pids
+            .iter()
+            .flat_map(|&pid| children(pid).unwrap_or_default())
+            .chain(pids.iter().copied())
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let own = all.into_iter().filter_map(process);
         Self { n_busy_ticks, n_own_ticks: own.map(|process| process.n_ticks + process.n_child_ticks).sum() }
     }
 
     /// Processors that others have kept busy since then.
     pub(crate) fn foreign_since(&self, before: &Self, seconds: f64) -> f64 {
-        const TICKS_PER_SECOND: f64 = 100.0;
         let busy = self.n_busy_ticks.saturating_sub(before.n_busy_ticks);
         let own = self.n_own_ticks.saturating_sub(before.n_own_ticks);
         busy.saturating_sub(own) as f64 / TICKS_PER_SECOND / seconds.max(0.01)
+    }
+
+    /// Processors that those have kept busy since then that belong to it.
+    pub(crate) fn own_since(&self, before: &Self, seconds: f64) -> f64 {
+        self.n_own_ticks.saturating_sub(before.n_own_ticks) as f64 / TICKS_PER_SECOND / seconds.max(0.01)
     }
 }

@@ -23,8 +23,12 @@ const SECONDS: f64 = 1.5;
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// How long the daemon may take to give back what an attack has taken. Threads that have nothing to do end after ten seconds, and
-/// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack.
-const BACK_TIME_MAX: Duration = Duration::from_secs(25);
+/// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack. What a process of
+/// guests has then it has until it ends, after a minute without guests.
+const BACK_TIME_MAX: Duration = Duration::from_secs(80);
+
+/// How long the neighbour streams at least beside an attack, also where that is over before.
+const WINDOW: Duration = Duration::from_millis(250);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
 const WARMING: [(&str, usize); 17] = [
@@ -139,17 +143,11 @@ impl Suite {
         if suite.has_users() {
             suite.set_aside()?;
         }
-        // What is held of those is given back first.
-        let begun = Instant::now();
-        suite.before = suite.state()?;
-        while suite.before.n_guests > 0 && begun.elapsed() < BACK_TIME_MAX {
-            std::thread::sleep(Duration::from_millis(100));
-            suite.before = suite.state()?;
-        }
+        suite.calm()?;
         // What its guests have a process for is kept for a while only.
         suite.neighbour.tell(GO)?;
         suite.neighbour.tell(PAUSE)?;
-        suite.before = suite.state()?;
+        suite.before = suite.calm()?;
         suite.saved_before = saved::bytes(&suite.saved_files()?);
         Ok(suite)
     }
@@ -222,6 +220,18 @@ impl Suite {
         Ok(complaints)
     }
 
+    /// Waits until no guest runs; what the daemon holds then.
+    fn calm(&mut self) -> io::Result<State> {
+        let begun = Instant::now();
+        loop {
+            let state = self.state()?;
+            if state.n_guests == 0 || begun.elapsed() > BACK_TIME_MAX {
+                return Ok(state);
+            }
+            std::thread::sleep(LOOK_PERIOD);
+        }
+    }
+
     /// What the daemon holds, with the hostile guest as the component that is kept ready.
     fn state(&mut self) -> io::Result<State> {
         let ending = self.run(&["exit-well"])?;
@@ -263,6 +273,9 @@ impl Suite {
     pub fn attack(&mut self, attack: &Attack) -> io::Result<Report> {
         let mut complaints = Vec::new();
         self.neighbour.tell(GO)?;
+        // Its tokens beside the attack are those of a stream that is there before.
+        let before = self.neighbour.first_tokens()?;
+        let begun = Instant::now();
         let orders =
             Orders { name: attack.name.to_owned(), n_copies: 1, seconds: SECONDS, is_repeated: false };
         let folder = self.daemon.folder();
@@ -277,7 +290,12 @@ impl Suite {
                 complaints.push(format!("it ended with {}: {}", ending.short(), shown(&ending.message)));
             }
         }
+        std::thread::sleep(WINDOW.saturating_sub(begun.elapsed()));
         let window = self.neighbour.tell(PAUSE)?;
+        if window.n_tokens == 0 {
+            complaints.push(format!("the neighbour had nothing in {:.1} s", window.seconds));
+        }
+        let window = before.and(&window);
         if window.n_wrong > 0 {
             complaints.push(format!("{} tokens of the neighbour were wrong", window.n_wrong));
         }
@@ -296,14 +314,7 @@ impl Suite {
         if !beyond.is_empty() {
             complaints.extend(beyond);
             // The next one is not to blame.
-            if state.beside_programs_kb() > self.before.beside_programs_kb() {
-                (self.before.resident_kb, self.before.programs_kb) = (state.resident_kb, state.programs_kb);
-            }
-            self.before.n_descriptors = self.before.n_descriptors.max(state.n_descriptors);
-            (self.before.n_images, self.before.n_modules_most) = (state.n_images, state.n_modules_most);
-            self.before.n_threads = self.before.n_threads.max(state.n_threads);
-            self.before.n_contexts = self.before.n_contexts.max(state.n_contexts);
-            self.before.n_pages = self.before.n_pages.max(state.n_pages);
+            self.before.raise_to(&state);
             self.saved_before = saved::bytes(&self.saved_files()?);
         }
         let (name, category) = (attack.name, attack.category.name());

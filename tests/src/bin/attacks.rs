@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use serde::Serialize;
@@ -13,25 +13,36 @@ use trellis_tests::attacks::group::Group;
 use trellis_tests::attacks::neighbour::Window;
 use trellis_tests::attacks::processes::{self, Daemon, Orders};
 use trellis_tests::attacks::sessions::{self, Visits};
-use trellis_tests::attacks::{Attack, Component, killed, memory, mixed, pace, suite, table};
+use trellis_tests::attacks::{Attack, Component, alone, killed, memory, mixed, pace, suite, table};
 use trellis_tests::guests;
 
 const EXAMPLES: &str = "\
 Examples:
-  attacks                                     each attack once; exit status 1 if anything is not as it should be
+  attacks                                     each attack once; what is left of it, and what a neighbour has beside it
+  attacks --by-process --only memory          those with `memory` in their names, with guests in processes of their own
   attacks --list                              their names and what may come of each
-  attacks --only encode --pace                what a neighbour has beside those with `encode` in their names
-  attacks --only spin --pace --copies 30 --seconds 5 --json pace.json
+  attacks --pace                              what a neighbour keeps of its pace beside each attack; an hour
+  attacks --pace --only spin --copies 30 --seconds 5 --json pace.json
+  attacks --alone                             what a user has beside whom there is nobody: processors, compilations, KV pages
   attacks --minutes 20                        all of them mixed at random; everything has to be back at the end
   attacks --sessions 10000                    sessions that are dropped at every moment; everything has to be back
   attacks --memory --minutes 2                all that take memory at once, on a daemon in a control group of 3 GiB
-  attacks --kills 200 --by-process            kills the daemon at random moments under honest clients, and starts it again";
+  attacks --kills 200 --by-process            kills the daemon at random moments under honest clients, and starts it again
+
+Exit status:
+  0   all is as it should be
+  1   something is not, or could not be tried
+  77  nothing is wrong, but not all could be shown: without root all users are one, without the right to make a control group
+      nothing holds the daemon to its memory; the last line says which";
+
+/// The exit status where something that is to be shown cannot be here, as test harnesses know it from automake.
+const SKIPPED: u8 = 77;
 
 /// Let attacks by name loose on a daemon of this build, beside a neighbour that streams
 ///
 /// Starts `trellis serve` with the model `tiny` on the processor. As root, the neighbour and the attackers run under users of their own;
 /// otherwise all of them are this user, who then shares budgets with itself. Without an option each attack is made once, and afterwards
-/// its end, the neighbour's tokens, and guests, contexts, pages, threads, files and memory of the daemon are looked at.
+/// its end, the neighbour's tokens, and guests, contexts, pages, threads, files and memory of the daemon and its processes are looked at.
 #[derive(Debug, Parser)]
 #[command(after_help = EXAMPLES)]
 struct Told {
@@ -43,14 +54,17 @@ struct Told {
     /// Only the one of this name, or those with this in their names or categories; may be given more than once
     #[arg(long, value_name = "FILTER")]
     only: Vec<String>,
-    /// Measure what a neighbour has, alone and attacked by turns
+    /// Measure what a neighbour has, alone and attacked by turns; attacks that are over at once are made over and over meanwhile
     #[arg(long)]
     pace: bool,
+    /// Make no attack, but measure whether a user beside whom there is nobody has the whole machine
+    #[arg(long, conflicts_with_all = ["pace", "minutes", "only", "kills", "sessions", "memory"])]
+    alone: bool,
     /// How many of each attack at once in --pace; those of the table otherwise
     #[arg(long, value_name = "N", requires = "pace")]
     copies: Option<usize>,
-    /// How long each window of --pace is
-    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    /// How long each window of --pace and --alone is
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
     seconds: f64,
     /// How many windows of each kind --pace has for an attack
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -105,6 +119,13 @@ enum Role {
         #[arg(long)]
         orders: String,
     },
+    #[command(name = processes::LONE, hide = true)]
+    Lone {
+        #[arg(long)]
+        folder: PathBuf,
+        #[arg(long)]
+        orders: String,
+    },
     #[command(name = processes::VISITOR, hide = true)]
     Visitor {
         #[arg(long)]
@@ -116,6 +137,26 @@ enum Role {
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
+/// What was found.
+struct Found {
+    /// Whether all that was tried is as it should be.
+    is_well: bool,
+    /// What could not be shown here, and why.
+    missing: Vec<String>,
+}
+
+impl Found {
+    const ALL_WELL: Self = Self { is_well: true, missing: Vec::new() };
+
+    /// What is shown where this process may become other users, and otherwise is of one user.
+    fn of_users(is_well: bool) -> Self {
+        let is_root = rustix::process::geteuid().is_root();
+        let missing =
+            "what users have beside others, and attacks of who is not the operator: that takes root";
+        Self { is_well, missing: if is_root { Vec::new() } else { vec![missing.to_owned()] } }
+    }
+}
+
 fn main() -> ExitCode {
     // The daemon is this program, too, and so are the processes that it starts.
     if trellis::cli::is_child() || std::env::args().nth(1).as_deref() == Some("serve") {
@@ -124,15 +165,24 @@ fn main() -> ExitCode {
     let told = Told::parse();
     let outcome = match &told.role {
         Some(Role::Neighbour { folder }) => {
-            processes::be_neighbour(folder).map(|()| true).map_err(Into::into)
+            processes::be_neighbour(folder).map(|()| Found::ALL_WELL).map_err(Into::into)
         }
-        Some(Role::Attacker { folder, orders }) => be_attackers(folder, orders).map(|()| true),
-        Some(Role::Visitor { folder, orders }) => be_visitors(folder, orders).map(|()| true),
+        Some(Role::Attacker { folder, orders }) => be_attackers(folder, orders).map(|()| Found::ALL_WELL),
+        Some(Role::Lone { folder, orders }) => be_lone(folder, orders).map(|()| Found::ALL_WELL),
+        Some(Role::Visitor { folder, orders }) => be_visitors(folder, orders).map(|()| Found::ALL_WELL),
         None => run(&told),
     };
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(Found { is_well, missing }) => {
+            for missing in &missing {
+                eprintln!("attacks: not shown: {missing}");
+            }
+            match (is_well, missing.is_empty()) {
+                (false, _) => ExitCode::FAILURE,
+                (true, true) => ExitCode::SUCCESS,
+                (true, false) => ExitCode::from(SKIPPED),
+            }
+        }
         Err(error) => {
             eprintln!("attacks: {error}");
             ExitCode::FAILURE
@@ -145,11 +195,15 @@ fn be_attackers(folder: &Path, orders: &str) -> Outcome<()> {
     Ok(processes::be_attackers(folder, &orders)?)
 }
 
+fn be_lone(folder: &Path, orders: &str) -> Outcome<()> {
+    Ok(alone::be_lone(folder, serde_json::from_str(orders)?)?)
+}
+
 fn be_visitors(folder: &Path, orders: &str) -> Outcome<()> {
     Ok(sessions::be_visitors(folder, &serde_json::from_str(orders)?)?)
 }
 
-fn run(told: &Told) -> Outcome<bool> {
+fn run(told: &Told) -> Outcome<Found> {
     let is_name = |filter: &str| table().iter().any(|attack| attack.name == filter);
     let is_wanted = |attack: &Attack| {
         let is_in = |filter: &String| match is_name(filter) {
@@ -165,28 +219,28 @@ fn run(told: &Told) -> Outcome<bool> {
     if told.list {
         return match list(&attacks) {
             // Who reads the list has seen enough.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
-            listed => Ok(listed.map(|()| true)?),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Found::ALL_WELL),
+            listed => Ok(listed.map(|()| Found::ALL_WELL)?),
         };
     }
-    if !rustix::process::geteuid().is_root() {
-        eprintln!(
-            "attacks: without the right to become another user, the neighbour and the attackers are one"
-        );
-    }
+    let of_one = |is_well| Found { is_well, missing: Vec::new() };
     if let Some(n_kills) = told.kills {
-        return kill(told, n_kills);
+        return kill(told, n_kills).map(of_one);
+    }
+    if told.alone {
+        return leave_alone(told).map(of_one);
     }
     if let Some(n_sessions) = told.sessions {
-        return visit(told, n_sessions);
+        return visit(told, n_sessions).map(Found::of_users);
     }
     if told.memory {
         return take_memory(told, Duration::from_secs_f64(60.0 * told.minutes.unwrap_or(1.0)));
     }
     if let Some(minutes) = told.minutes {
-        return mix(told, Duration::from_secs_f64(60.0 * minutes));
+        return mix(told, Duration::from_secs_f64(60.0 * minutes)).map(Found::of_users);
     }
-    if told.pace { measure(told, &attacks) } else { attack_once(told, &attacks) }
+    let is_well = if told.pace { measure(told, &attacks) } else { attack_once(told, &attacks) };
+    is_well.map(Found::of_users)
 }
 
 fn list(attacks: &[Attack]) -> io::Result<()> {
@@ -197,9 +251,13 @@ fn list(attacks: &[Attack]) -> io::Result<()> {
             .iter()
             .map(|end| end.name.map_or(end.code.to_owned(), |name| format!("{} {name}", end.code)))
             .collect();
-        let copies = attack.n_copies.map_or("-".to_owned(), |n| n.to_string());
-        let (name, category) = (attack.name, attack.category.name());
-        writeln!(out, "{name:<30}{category:<22}{copies:>4}  {:?} -> {}", attack.attacker, ends.join(" or "))?;
+        let (name, category, n_copies) = (attack.name, attack.category.name(), attack.n_copies);
+        writeln!(
+            out,
+            "{name:<30}{category:<22}{n_copies:>4}  {:?} -> {}",
+            attack.attacker,
+            ends.join(" or ")
+        )?;
     }
     writeln!(out, "{} attacks", attacks.len())
 }
@@ -208,7 +266,12 @@ fn list(attacks: &[Attack]) -> io::Result<()> {
 fn settings(told: &Told) -> Outcome<(PathBuf, Config)> {
     let trellis = told.trellis.clone().map_or_else(std::env::current_exe, Ok)?;
     let config = told.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
-    let isolation = if told.by_process { Isolation::Process } else { config.isolation };
+    let isolation = match config.isolation {
+        _ if told.by_process => Isolation::Process,
+        // Both modes are attacked, whoever runs this.
+        Isolation::Auto => Isolation::Thread,
+        told => told,
+    };
     Ok((trellis, Config { device: Device::Cpu, isolation, ..config }))
 }
 
@@ -270,23 +333,33 @@ fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
 
 fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
     let mut track = pace::Track::begin(daemon(told, pace::config)?)?;
-    println!("{}", pace::Row::head());
+    let attacks: Vec<Attack> =
+        attacks.iter().filter(|attack| !attack.is_of_a_stranger || track.has_users()).copied().collect();
+    let minutes = |time: Duration| (time.as_secs_f64() / 60.0).ceil();
+    let n_all = attacks.len();
+    println!(
+        "{n_all} attacks, for each {} windows alone and {} attacked of {} s: about {:.0} minutes",
+        told.rounds,
+        told.rounds,
+        told.seconds,
+        minutes(pace::estimate(n_all, told.seconds, told.rounds))
+    );
+    println!("{:>8}{:>10}  {}", "done", "left", pace::Row::head());
+    let begun = Instant::now();
     let mut rows = Vec::new();
-    for attack in attacks
-        .iter()
-        .filter(|attack| !attack.is_of_a_stranger || track.has_users())
-        .copied()
-        .collect::<Vec<_>>()
-    {
-        let Some(n_copies) = attack.n_copies.map(|n| told.copies.unwrap_or(n)) else { continue };
-        let row = track.measure(&attack, n_copies, told.seconds, told.rounds)?;
-        println!("{}", row.line());
+    for attack in &attacks {
+        let n_copies = told.copies.unwrap_or(attack.n_copies);
+        let row = track.measure(attack, n_copies, told.seconds, told.rounds)?;
         rows.push(row);
+        let n_done = rows.len();
+        let left = begun.elapsed() * (n_all - n_done) as u32 / n_done as u32;
+        let line = rows[n_done - 1].line();
+        println!("{:>8}{:>6.0} min  {line}", format!("{n_done}/{n_all}"), minutes(left));
         write(told, &rows)?;
     }
     let over: Vec<&str> = rows.iter().filter(|row| !row.over().is_empty()).map(|row| row.name).collect();
     println!(
-        "{} attacks, {} over (pace below {:.0} %, silence, info, stop or encode above {} ms){}{}",
+        "{} attacks, {} over (pace below {:.0} %, silence, info, stop or encode above {} ms, or another end){}{}",
         rows.len(),
         over.len(),
         100.0 * pace::PACE_MIN,
@@ -295,6 +368,14 @@ fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
         over.join(", ")
     );
     Ok(over.is_empty())
+}
+
+fn leave_alone(told: &Told) -> Outcome<bool> {
+    let daemon = daemon(told, alone::config)?;
+    println!("{}", alone::Row::head());
+    let rows = alone::run(daemon, told.seconds, &|row| println!("{}", row.line()))?;
+    write(told, &rows)?;
+    Ok(!rows.iter().any(alone::Row::is_missed))
 }
 
 fn mix(told: &Told, time: Duration) -> Outcome<bool> {
@@ -339,19 +420,22 @@ fn visit(told: &Told, n_sessions: usize) -> Outcome<bool> {
     );
     println!("before: {:?}", report.before);
     println!("after:  {:?}", report.after);
-    Ok(is_well(&[], &report.complaints))
+    Ok(is_well(&report.neighbours, &report.complaints))
 }
 
-fn take_memory(told: &Told, time: Duration) -> Outcome<bool> {
+fn take_memory(told: &Told, time: Duration) -> Outcome<Found> {
     let limit_bytes = told.cgroup_mib << 20;
-    let group = match Group::make(limit_bytes) {
-        Ok(group) => Some(group),
+    let (group, missing) = match Group::make(limit_bytes) {
+        Ok(group) => (Some(group), None),
         Err(error) => {
             println!(
-                "no control group can be made ({error}): what is in memory of the daemon and all that it starts is summed up instead, \
-                 and the daemon is told how much guests may have"
+                "no control group: the daemon is told how much guests may have, and memory is summed up"
             );
-            None
+            let missing = format!(
+                "a daemon that a control group holds to {} MiB: none can be made ({error})",
+                told.cgroup_mib
+            );
+            (None, Some(missing))
         }
     };
     let change = |config| memory::config(config, limit_bytes, group.is_some());
@@ -376,7 +460,9 @@ fn take_memory(told: &Told, time: Duration) -> Outcome<bool> {
     }
     println!("before: {:?}", report.before);
     println!("after:  {:?}", report.after);
-    Ok(is_well(&report.neighbours, &report.complaints))
+    let mut found = Found::of_users(is_well(&report.neighbours, &report.complaints));
+    found.missing.extend(missing);
+    Ok(found)
 }
 
 fn kill(told: &Told, n_kills: usize) -> Outcome<bool> {

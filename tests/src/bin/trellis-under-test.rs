@@ -1,11 +1,12 @@
-//! The `trellis` binary, built beside the tests that start it. Its backends fail when the environment says so, which
-//! those of the released one never do.
+//! The `trellis` binary, built beside the tests that start it. Where the environment says so, its backends fail, its loads are held
+//! up, or it is of another version, which those of the released one never do.
 
 use std::process::ExitCode;
 
+use trellis::cli::TestBuild;
+use trellis_tests::{builds, faulty, held};
+
 fn main() -> ExitCode {
-    match trellis_tests::faulty::wrap_from_environment() {
-        Some(wrap) => trellis::cli::main_with(wrap),
-        None => trellis::cli::main(),
-    }
+    let wrap = held::wrap_from_environment(faulty::wrap_from_environment());
+    trellis::cli::main_of(TestBuild { wrap, ..builds::from_environment() })
 }

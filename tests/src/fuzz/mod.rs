@@ -4,9 +4,10 @@
 //! - Goes out: lines of progress, and the first [`Finding`], if there is one.
 //! - On the way: `tools` sees that what it needs is there and builds; `process` runs one target and follows what libFuzzer
 //!   says; `corpus` is where inputs lie: those that are kept in the repository are read, those that are found are written
-//!   beside the build.
+//!   beside the build. `on_device` needs none of these tools: it runs logit programs on a CUDA device, beside the processor.
 
 mod corpus;
+pub mod on_device;
 mod process;
 mod progress;
 mod tools;
@@ -120,6 +121,9 @@ pub fn run(plan: &Plan) -> Result<Option<Finding>, FuzzError> {
     let tools = Tools::find(plan)?;
     let corpora = Corpora::beside(tools.target_dir());
     tools.build(&targets)?;
+    if targets.iter().any(|target| target.name == on_device::TARGET) {
+        println!("{}: on the processor; left out is the device, which --device runs", on_device::TARGET);
+    }
 
     let waiting = Mutex::new(VecDeque::from(targets));
     let ended: Mutex<Option<Result<Finding, FuzzError>>> = Mutex::new(None);

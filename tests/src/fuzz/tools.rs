@@ -11,10 +11,16 @@ use super::Plan;
 use crate::{guests, pack};
 
 /// Targets that need wasmtime.
-const OF_THE_DAEMON: [&str; 2] = ["recordings", HOST];
+const OF_THE_DAEMON: [&str; 3] = ["recordings", HOST, COMPONENTS];
 
 /// The target that needs a guest, and a program that compiles it.
 const HOST: &str = "host";
+
+/// The target that makes its guests itself, and needs a program that tries out their grammars.
+const COMPONENTS: &str = "components";
+
+/// The features of a build without the targets of the daemon.
+const WITHOUT_DAEMON: [&str; 3] = ["--no-default-features", "--features", "libfuzzer"];
 
 /// What is missing, or does not build.
 #[derive(Debug, thiserror::Error)]
@@ -100,13 +106,13 @@ impl Tools {
         command.args(["fuzz", action, "--fuzz-dir"]).arg(folder());
         command.args(["--sanitizer", "none", "--target-dir"]).arg(&self.target_dir);
         if !self.has_daemon {
-            command.arg("--no-default-features");
+            command.args(WITHOUT_DAEMON);
         }
         command.envs(self.environment());
         command
     }
 
-    /// What the target of the host API is told.
+    /// What the targets of the host API are told.
     fn environment(&self) -> [(&'static str, PathBuf); 2] {
         let compiler = env::current_exe().unwrap_or_default();
         [(host::COMPILER, compiler), (host::GUEST, self.guest())]
@@ -138,9 +144,9 @@ impl Tools {
 
     /// The command with which a person runs one input.
     pub(super) fn reproduce(&self, name: &str, input: &Path) -> String {
-        let features = if self.has_daemon { "" } else { " --no-default-features" };
+        let features = if self.has_daemon { String::new() } else { format!(" {}", WITHOUT_DAEMON.join(" ")) };
         let environment: String = match name {
-            HOST => {
+            HOST | COMPONENTS => {
                 self.environment().iter().map(|(name, path)| format!("{name}={} ", path.display())).collect()
             }
             _ => String::new(),

@@ -76,9 +76,6 @@ fn judge(seat: &Seat, what: &str, error: &Error) {
         Some(ErrorCode::LimitExceeded) if limits.n_max < 32 => true,
         _ => return seat.judge(what, error, false),
     };
-    if error.code() == Some(&ErrorCode::DeadlineExceeded) {
-        notes.fault(Fault::Unread);
-    }
     notes.event(format_args!("client {}: {what}: {error}", seat.number));
     notes.expect(may_be, || format!("client {}: {what} ended with {error:?}", seat.number));
 }

@@ -37,17 +37,18 @@
 //!
 //! | mistake | first noticed in seed | by |
 //! |---|---|---|
-//! | `wrong-token` | 4 | the guest's answer |
-//! | `forgotten-copy` | 7 | the guest's answer |
+//! | `wrong-token` | 14 | the guest's answer |
+//! | `forgotten-copy` | 0 | the guest's answer |
 //! | `lost-swap` | 0 | the guest's answer |
 //! | `unsaid-error` | 0 | the guest's answer |
-//! | `doubled-bytes` | 2 | the client's connection |
-//! | `lost-bytes` | 2 | the client's connection |
+//! | `doubled-bytes` | 5 | the bound of virtual time |
+//! | `lost-bytes` | 0 | the bound of virtual time |
 //! | `leaked-context` | 3 | what the engine holds in the end |
 //! | `lost-end` | 4 | guests that are left |
 //! | `doubled-output` | 0 | what the client is sent |
-//! | `lost-step` | 0 | the bound of virtual time |
-//! | `lost-bytes-of-host` | 11 | accounts in the end |
+//! | `lost-step` | 7 | the bound of virtual time |
+//! | `lost-bytes-of-host` | 30 | accounts in the end |
+//! | `forgotten-event` | 40 | the next reading of a detached guest |
 //!
 //! `cargo run --release -p trellis-tests --bin simulate` plays many seeds, `-- --seed N --trace` shows one. A seed says the same
 //! as long as nothing that it draws from changes: seeds that once found something are kept in the test, and what they found has

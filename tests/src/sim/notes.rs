@@ -66,11 +66,9 @@ faults! {
     /// The daemon goes down in an orderly way.
     Shutdown = "shutdowns",
     /// A detached guest is read over another connection than before.
-    Reattach = "detached guests attached again",
+    Reattach = "detached guests attached",
     /// A reader of a detached guest has another take its place.
     TakenOver = "readers taken over",
-    /// A detached guest is ended because nobody reads it.
-    Unread = "detached guests left unread",
     /// The disk of saved contexts has no room, or fails.
     Disk = "calls of the disk failed",
     /// The disk is looked at as a daemon leaves it that is killed.

@@ -311,7 +311,10 @@ impl Budgets {
             1 => of_around.n_pages = most(1, 12),
             2 => of_around.n_contexts = most(1, 5),
             // What a detached guest may be ahead is paid for in one piece.
-            _ => of_around.host_bytes = Some(most(2_000, if magnitude.is_multiple_of(2) { 30_000 } else { 900_000 })),
+            _ => {
+                of_around.host_bytes =
+                    Some(most(2_000, if magnitude.is_multiple_of(2) { 30_000 } else { 900_000 }))
+            }
         }
         budgets
     }

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use trellis::fuzzing::detached_ended;
 use trellis::guest::GuestLimits;
 use trellis::session::{Actor, SessionLimits, Sessions};
 use trellis_client::Client;
@@ -271,7 +270,14 @@ impl World {
             }
             self.service.shutdown.cancel();
         }
-        detached_ended(&self.sessions).await;
+        let detached_ended = async {
+            while self.sessions.used(OPERATOR).all.n_detached > 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if timeout(SESSIONS_TIME, detached_ended).await.is_err() {
+            return self.notes.violation(format!("detached guests have not ended in {SESSIONS_TIME:?}"));
+        }
         for link in &self.lines.links() {
             if let Err(violation) = wiretap::check(&link.tapes()) {
                 self.notes.violation(violation);

@@ -105,7 +105,7 @@ impl Place {
     /// Lets one attack loose; what is wrong with how it ended.
     async fn attack(&self, attack: Attack, uid: u32) -> Option<String> {
         let (socket, until) = (self.socket(uid).into(), Instant::now() + TIME);
-        let site = Site { socket, hostile: hostile(), until, cancels_guests: false };
+        let site = Site { socket, hostile: hostile(), until, patience: None };
         let ended = tokio::time::timeout(daemons::PATIENCE, attack.run(&site)).await;
         let wrong = match ended {
             Err(_) => Some("it does not end".to_owned()),
@@ -131,6 +131,11 @@ fn attack_by_all(category: Category, isolation: Isolation) {
         let wasm = guests::hostile();
         let alone = run(&client, &wasm, streamed()).await.well().tokens;
         assert_eq!(alone.len(), 24);
+        for uid in &USERS[..2] {
+            // Each user has it compiled: what follows is about guests that run.
+            let attacker = Client::connect_to(&place.socket(*uid)).await.expect("it listens");
+            let _ = run(&attacker, &wasm, with(&["exit-well"])).await.well();
+        }
         let aside = async |mode: &'static str| run(&client, &wasm, with(&[mode, suite::ASIDE])).await.well();
         aside("set-aside").await;
         // What another user's guest has sent and nobody has read yet.

@@ -29,21 +29,24 @@ const COMPILE_MS: u64 = 1_000;
 /// The daemon that all these tests share, so that many of the attacks go on at once.
 fn daemon() -> &'static Daemon {
     static DAEMON: OnceLock<Daemon> = OnceLock::new();
-    DAEMON.get_or_init(|| {
-        let limits = GuestLimits {
-            cpu_ms: CPU_MS,
-            memory_bytes: MEMORY_BYTES,
-            n_contexts: N_CONTEXTS,
-            n_handles: N_HANDLES,
-            n_pages: N_PAGES,
-            n_tokens: N_TOKENS,
-            call_bytes: CALL_BYTES,
-            log_bytes: LOG_BYTES,
-            constraint_compile_ms: COMPILE_MS,
-            ..daemons::limits()
-        };
-        daemons::start(&Config { limits, ..daemons::config(exe()) })
-    })
+    DAEMON.get_or_init(|| daemons::start(&limited()))
+}
+
+/// Limits that these guests reach soon.
+fn limited() -> Config {
+    let limits = GuestLimits {
+        cpu_ms: CPU_MS,
+        memory_bytes: MEMORY_BYTES,
+        n_contexts: N_CONTEXTS,
+        n_handles: N_HANDLES,
+        n_pages: N_PAGES,
+        n_tokens: N_TOKENS,
+        call_bytes: CALL_BYTES,
+        log_bytes: LOG_BYTES,
+        constraint_compile_ms: COMPILE_MS,
+        ..daemons::limits()
+    };
+    Config { limits, ..daemons::config(exe()) }
 }
 
 /// What is wrong with an ending: its code, what it is about, and the limit.
@@ -480,5 +483,52 @@ fn a_guest_that_waits_for_its_user_is_not_out_of_time_and_does_not_wait_for_ever
         let body = ended.reason();
         let end = (body.code.as_str(), body.name.as_deref(), body.limit);
         assert_eq!(end, ("deadline_exceeded", Some("idle_ms"), Some(5_000)), "{body:?}");
+    });
+}
+
+/// Limits that a process of guests looks at on its own side are told to clients in the words of the daemon.
+#[cfg(target_os = "linux")]
+#[test]
+fn limits_are_told_by_processes_as_by_threads() {
+    block_on(async {
+        let daemon = daemons::start(&Config { isolation: trellis::config::Isolation::Process, ..limited() });
+        let client = daemon.connect().await.expect("connected");
+        let attack = async |mode: &str| run(&client, &guests::hostile(), with(&[mode])).await;
+        for (mode, name, limit) in [
+            ("memory", "memory_bytes", MEMORY_BYTES as u64),
+            ("huge-allocation", "memory_bytes", MEMORY_BYTES as u64),
+            ("samplers", "n_handles", N_HANDLES as u64),
+            ("decoders", "n_handles", N_HANDLES as u64),
+            ("longest-call", "call_bytes", CALL_BYTES as u64),
+            ("flood-log", "cpu_ms", CPU_MS),
+        ] {
+            let ended = attack(mode).await;
+            let body = ended.reason();
+            assert_eq!(parts(body), ("budget_exceeded", Some(name), Some(limit)), "{mode}: {body:?}");
+            let n_bytes: usize = ended.log.iter().map(String::len).sum();
+            assert!(n_bytes as u64 <= LOG_BYTES + 200, "{mode}: {n_bytes} bytes of log");
+        }
+        for (mode, said) in [
+            ("contexts", "contexts of the guest is used up: 8 in use, 1 more asked for, the limit is 8"),
+            ("models", "host objects of the guest"),
+            ("streams", "host objects of the guest"),
+            ("pages", "pages of the guest"),
+            ("tokens-budget", "tokens of the guest"),
+            ("full-rows", "tokens of the guest"),
+        ] {
+            let ended = attack(mode).await;
+            let message = &ended.reason().message;
+            assert!(message.contains(said), "{mode}: {message}");
+            assert!(
+                ended.usage.as_ref().is_some_and(|usage| usage.n_tokens <= N_TOKENS),
+                "{mode}: {ended:?}"
+            );
+        }
+        let deadline = Some(Duration::from_millis(400));
+        let options = StartOptions { deadline, ..with(&["sleep"]) };
+        let ended = run(&client, &guests::hostile(), options).await;
+        assert_eq!(parts(ended.reason()), ("deadline_exceeded", Some("deadline_ms"), Some(400)));
+        assert_eq!(attack("error").await.reason().message, "the guest is not content");
+        nothing_is_held(&daemon).await;
     });
 }

@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use trellis::guest::{GuestLimits, PolicySettings};
 use trellis::session::Actor;
 use trellis_client::{Client, Event, Guest, Program, StartOptions};
 use trellis_engine::account::ActorId;
-use trellis_tests::daemons::{self, collect, nothing_is_held, run, until, with};
+use trellis_tests::daemons::{self, Served, collect, nothing_is_held, output, run, until, with};
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
@@ -189,4 +190,42 @@ fn an_idle_process_is_there_for_the_next_guest() {
         until("its process ends with the daemon", async || !is_there(own)).await;
         assert!(begun.elapsed() < Duration::from_secs(60));
     });
+}
+
+/// A word that a command says of the daemon or of its file.
+fn said(served: &Served, command: &mut Command) -> serde_json::Value {
+    let ran = output(command.arg("--json").env("TRELLIS_SOCKET", served.socket()));
+    let text = String::from_utf8_lossy(&ran.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text} {ran:?}"))
+}
+
+#[test]
+fn where_guests_run_follows_from_who_may_come() {
+    let text = |isolation| toml::to_string(&config(isolation)).expect("settings can be written down");
+    let is_root = rustix::process::geteuid().is_root();
+    // The folder of the socket is its user's alone: others come to root's all the same.
+    let expected = if is_root { "process" } else { "thread" };
+    for (told, holds, source) in [
+        (Isolation::Auto, expected, "socket"),
+        (Isolation::Thread, "thread", "file"),
+        (Isolation::Process, "process", "file"),
+    ] {
+        let served = Served::start_on(exe(), &text(told), &[]);
+        let mut info = daemons::trellis(exe());
+        let info = said(&served, info.arg("info"));
+        assert_eq!(info["isolation"], holds, "{told:?}");
+        // How far processes are confined is said where there are such, and is in the log where that is not in whole.
+        assert_eq!(info["file_rules"].is_string(), holds == "process", "{info}");
+        let is_whole = holds == "thread" || info["file_rules"] == "enforced";
+        let n_warnings =
+            served.log().matches("guests run in processes of their own, and this kernel").count();
+        assert_eq!(n_warnings, usize::from(!is_whole), "{}", served.log());
+        let mut show = daemons::trellis(exe());
+        let shown =
+            said(&served, show.args(["config", "show", "isolation", "--config"]).arg(served.config()));
+        assert_eq!((&shown[0]["value"], &shown[0]["source"]), (&holds.into(), &source.into()), "{shown}");
+        // It does not change while the daemon runs.
+        let reloaded = output(&mut served.trellis(&["reload"]));
+        assert_eq!(String::from_utf8_lossy(&reloaded.stdout), "nothing has changed\n", "{told:?}");
+    }
 }

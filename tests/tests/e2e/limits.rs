@@ -22,7 +22,7 @@ fn settings() -> String {
     let path = |path: Option<std::path::PathBuf>| path.expect("the tests have one").display().to_string();
     let (cache_dir, compile_exe, device) = (path(cache_dir), path(compile_exe), String::from(device));
     format!(
-        "cache_dir = {cache_dir:?}\ncompile_exe = {compile_exe:?}\ndevice = {device:?}\n\
+        "cache_dir = {cache_dir:?}\ncompile_exe = {compile_exe:?}\ndevice = {device:?}\nisolation = 'thread'\n\
          [limits]\ncpu_ms = 600000\ndeadline_ms = 1200000\ncompile_ms = 600000\nmemory_bytes = {MEMORY_BYTES}\nn_handles = 1024\n\
          [sessions]\nn_connections = 5\n"
     )
@@ -275,4 +275,55 @@ fn a_guest_sees_the_figures_that_others_see_of_it() {
         drop(guest);
         daemons::nothing_is_held(&daemon).await;
     });
+}
+
+/// A user has what its class says, in the place of what each user has, and what a class says is read again.
+#[test]
+fn a_class_says_how_much_each_of_its_users_may_have() {
+    let uid = rustix::process::getuid().as_raw();
+    let with_class = |n_guests: u32| {
+        format!(
+            "{}[classes.few]\nusers = [{uid}]\n[classes.few.limits]\nn_guests = {n_guests}\nn_contexts = 3\n\
+             [classes.others.limits]\nn_pages = 7\n",
+            settings()
+        )
+    };
+    let served = Served::start_on(exe(), &with_class(1), &[]);
+    let seen = |name: &str| {
+        let table = table(&served);
+        let row = row(&table, name);
+        (row["value"].as_u64(), row["source"].as_str().map(str::to_owned))
+    };
+    assert_eq!(seen("limits.n_guests_per_user"), (Some(1), Some("class".to_owned())));
+    assert_eq!(seen("budgets.user.n_contexts"), (Some(3), Some("class".to_owned())));
+    assert_eq!(seen("budgets.user.n_pages"), (Some(65_536), Some("default".to_owned())), "of another class");
+    let info = said(&output(&mut served.trellis(&["info"])));
+    assert!(info.contains("few, a share of 1, rank 0, n_contexts 3, n_guests 1"), "{info}");
+
+    block_on(async {
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        let program = || Program::wasm(guests::hostile());
+        let body = daemons::run(&client, &guests::hostile(), with(&["contexts"])).await.reason().clone();
+        assert!(
+            body.message.contains("contexts of the user") && body.message.contains("the limit is 3"),
+            "{body:?}"
+        );
+        let mut first = client.start(program(), with(&["endless"])).await.expect("started");
+        daemons::started(&mut first).await;
+        let refused = daemons::run(&client, &guests::hostile(), with(&["error"])).await.reason().clone();
+        assert_eq!((refused.code.as_str(), refused.limit), ("limit_exceeded", Some(1)), "{refused:?}");
+    });
+
+    // Nobody of the class is there any more: what it says now holds for who comes.
+    fs::write(served.config(), with_class(2)).expect("written");
+    let reloaded = output(&mut served.trellis(&["reload"]));
+    assert!(
+        reloaded.status.success() && said(&reloaded).contains("classes.few.limits.n_guests"),
+        "{}",
+        said(&reloaded)
+    );
+    let begun = Instant::now();
+    while seen("limits.n_guests_per_user").0 != Some(2) {
+        assert!(begun.elapsed() < daemons::PATIENCE, "{:?}", seen("limits.n_guests_per_user"));
+    }
 }

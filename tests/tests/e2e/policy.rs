@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use trellis::config::Config;
+use trellis::config::{Config, Isolation};
 use trellis::daemon::Daemon;
 use trellis::guest::PolicySettings;
 use trellis_client::{Event, Program, StartOptions};
@@ -24,6 +24,7 @@ const MODELS: [&str; 2] = ["tiny", "draft"];
 struct Policy {
     folder: TempDir,
     settings: PolicySettings,
+    isolation: Isolation,
 }
 
 impl Policy {
@@ -41,16 +42,21 @@ impl Policy {
             load_ms: 20_000,
             ..PolicySettings::default()
         };
-        Self { folder, settings }
+        Self { folder, settings, isolation: daemons::isolation() }
     }
 
     fn faulty(fault: &str) -> Self {
         Self::new(&guests::faulty_policy(), &[("fault", fault)])
     }
 
+    /// The same, of a daemon whose guests run so.
+    fn in_mode(self, isolation: Isolation) -> Self {
+        Self { isolation, ..self }
+    }
+
     fn config(&self) -> Config {
-        let models = MODELS.map(str::to_owned).to_vec();
-        Config { models, policy: self.settings.clone(), ..daemons::config(exe()) }
+        let (models, isolation) = (MODELS.map(str::to_owned).to_vec(), self.isolation);
+        Config { models, isolation, policy: self.settings.clone(), ..daemons::config(exe()) }
     }
 
     fn start(&self) -> Daemon {
@@ -198,7 +204,11 @@ fn what_everybody_draws_is_marked() {
 
 #[test]
 fn addresses_and_keys_are_kept_out_of_whatever_a_guest_sends_also_in_pieces() {
-    let policy = Policy::new(&guests::example("redact"), &[("key-prefixes", "sk-, AKIA")]);
+    redacted(daemons::isolation());
+}
+
+fn redacted(isolation: Isolation) {
+    let policy = Policy::new(&guests::example("redact"), &[("key-prefixes", "sk-, AKIA")]).in_mode(isolation);
     let served = Served::start_with(exe(), &policy.config(), &[]);
     block_on(async {
         let client = trellis_client::Client::connect_to(&served.socket()).await.expect("it listens");
@@ -248,8 +258,12 @@ fn addresses_and_keys_are_kept_out_of_whatever_a_guest_sends_also_in_pieces() {
 
 #[test]
 fn a_guest_is_capped_in_what_it_is_sent_and_sends() {
+    capped(daemons::isolation());
+}
+
+fn capped(isolation: Isolation) {
     block_on(async {
-        let daemon = rules(&[("sent-bytes", "10"), ("received-bytes", "20")]).start();
+        let daemon = rules(&[("sent-bytes", "10"), ("received-bytes", "20")]).in_mode(isolation).start();
         let client = daemon.connect().await.expect("connected");
         let ended = async |pieces: &[&str]| {
             let mut guest =
@@ -280,6 +294,10 @@ fn a_guest_is_capped_in_what_it_is_sent_and_sends() {
 
 #[test]
 fn a_policy_that_fails_ends_its_guest_and_nobody_else() {
+    failed(daemons::isolation());
+}
+
+fn failed(isolation: Isolation) {
     block_on(async {
         for (fault, said) in [
             ("panics", "its `emitted` trapped"),
@@ -292,7 +310,7 @@ fn a_policy_that_fails_ends_its_guest_and_nobody_else() {
             ("received", "its `received` trapped"),
             ("ended", "its `ended` trapped"),
         ] {
-            let mut policy = Policy::faulty(fault);
+            let mut policy = Policy::faulty(fault).in_mode(isolation);
             policy.settings.call_ms = 300;
             let daemon = policy.start();
             let client = daemon.connect().await.expect("connected");
@@ -330,9 +348,13 @@ fn a_policy_that_fails_ends_its_guest_and_nobody_else() {
 
 #[test]
 fn a_policy_may_end_guests_change_messages_and_have_the_last_word() {
+    changed_and_ended(daemons::isolation());
+}
+
+fn changed_and_ended(isolation: Isolation) {
     block_on(async {
         let echoed = async |fault: &str, piece: &str| {
-            let daemon = Policy::faulty(fault).start();
+            let daemon = Policy::faulty(fault).in_mode(isolation).start();
             let client = daemon.connect().await.expect("connected");
             let guest =
                 client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("it is heard");
@@ -395,8 +417,12 @@ fn a_broken_policy_stops_the_daemon_as_it_starts() {
 
 #[test]
 fn recordings_are_made_where_the_policy_allows_them_and_replay_without_a_model() {
+    recorded(daemons::isolation());
+}
+
+fn recorded(isolation: Isolation) {
     const TOKENS: [&str; 3] = ["tokens", "24", "<|begin_of_text|>Once upon a time"];
-    let mut policy = rules(&[("forbidden", "e"), ("key", "77")]);
+    let mut policy = rules(&[("forbidden", "e"), ("key", "77")]).in_mode(isolation);
     block_on(async {
         let options = StartOptions { is_recorded: true, ..with(&TOKENS) };
         let refused = hostile(&policy.start(), options).await;
@@ -442,4 +468,35 @@ fn a_client_that_leaves_takes_its_guest_along() {
         drop(guest);
         nothing_is_held(&daemon).await;
     });
+}
+
+/// The same where what passes the policy comes from other processes.
+#[cfg(target_os = "linux")]
+mod by_process {
+    use super::*;
+
+    #[test]
+    fn addresses_and_keys_are_kept_out_of_whatever_a_guest_sends_also_in_pieces() {
+        redacted(Isolation::Process);
+    }
+
+    #[test]
+    fn a_guest_is_capped_in_what_it_is_sent_and_sends() {
+        capped(Isolation::Process);
+    }
+
+    #[test]
+    fn a_policy_that_fails_ends_its_guest_and_nobody_else() {
+        failed(Isolation::Process);
+    }
+
+    #[test]
+    fn a_policy_may_end_guests_change_messages_and_have_the_last_word() {
+        changed_and_ended(Isolation::Process);
+    }
+
+    #[test]
+    fn recordings_are_made_where_the_policy_allows_them_and_replay_without_a_model() {
+        recorded(Isolation::Process);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis::config::{ClassSettings, Config, NameOrId};
+use trellis::config::{ClassSettings, Config, Isolation, NameOrId};
 use trellis::daemon::Daemon;
 use trellis::session::Actor;
 use trellis_client::{ClassInfo, Client, Event, Guest, GuestInfo, Program, StartOptions};
@@ -74,11 +74,19 @@ async fn n_on_host(client: &Client) -> u64 {
 
 #[test]
 fn what_makes_room_for_a_higher_class_draws_the_tokens_that_it_would_have_drawn() {
+    room_is_made(daemons::isolation());
+}
+
+fn room_is_made(isolation: Isolation) {
     block_on(async {
         let (n_of_alice, n_of_bob) = (6, 2);
         // Of the pages of one context and few more, each guest needs a third.
-        let small =
-            Config { kv_bytes: Some(12 << 20), kv_host_bytes: Some(64 << 20), ..daemons::config(exe()) };
+        let small = Config {
+            kv_bytes: Some(12 << 20),
+            kv_host_bytes: Some(64 << 20),
+            isolation,
+            ..daemons::config(exe())
+        };
         let daemon = Arc::new(daemons::start(&with_classes(small)));
         let (alice, bob) = (client(&daemon, ALICE).await, client(&daemon, BOB).await);
         let mut alone = Vec::new();
@@ -143,9 +151,13 @@ async fn n_tokens(client: &Client) -> u64 {
 
 #[test]
 fn users_have_the_device_by_the_shares_of_their_classes() {
+    shares_hold(daemons::isolation());
+}
+
+fn shares_hold(isolation: Isolation) {
     block_on(async {
         // Steps of few rows: all of them are wanted by both.
-        let narrow = Config { n_step_rows: Some(4), ..daemons::config(exe()) };
+        let narrow = Config { n_step_rows: Some(4), isolation, ..daemons::config(exe()) };
         let daemon = Arc::new(daemons::start(&with_classes(narrow)));
         let clients = [client(&daemon, CAROL).await, client(&daemon, BOB).await];
         let mut readers = Vec::new();
@@ -165,7 +177,9 @@ fn users_have_the_device_by_the_shares_of_their_classes() {
         assert!((2.4..3.6).contains(&ratio), "{of_bob} tokens of his for {of_carol} of hers");
 
         let class = async |client: &Client| client.info().await.expect("it answers").class;
-        let info = |name: &str, share, rank| Some(ClassInfo { name: name.to_owned(), share, rank });
+        let info = |name: &str, share, rank| {
+            Some(ClassInfo { name: name.to_owned(), share, rank, ..ClassInfo::default() })
+        };
         assert_eq!(class(&clients[0]).await, info("default", 1, 0));
         assert_eq!(class(&clients[1]).await, info("live", 3, 2));
         // Who reads a guest keeps its connection.
@@ -206,5 +220,21 @@ fn a_class_of_nobody_keeps_the_daemon_from_starting_and_ones_own_is_shown() {
         let said = output(&mut served.trellis(command));
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.contains(line), "{command:?}: {said}");
+    }
+}
+
+/// The same where guests ask for the device from other processes.
+#[cfg(target_os = "linux")]
+mod by_process {
+    use super::*;
+
+    #[test]
+    fn what_makes_room_for_a_higher_class_draws_the_tokens_that_it_would_have_drawn() {
+        room_is_made(Isolation::Process);
+    }
+
+    #[test]
+    fn users_have_the_device_by_the_shares_of_their_classes() {
+        shares_hold(Isolation::Process);
     }
 }

@@ -158,13 +158,28 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn every_example_runs_again_without_a_model() {
-    let (folder, served) = (Folder::new(), Served::start(exe()));
     let mut recorded: Vec<&str> = RUNS.iter().map(|(name, _, _)| *name).collect();
     recorded.dedup();
     assert_eq!(recorded, guests::example_names());
-    for (idx, (name, arguments, lines)) in RUNS.iter().enumerate() {
+    run_again(&Served::start(exe()), |_| true);
+}
+
+/// What is recorded by a process of guests is the same tape: all that they do with the daemon's engines, and with their clients.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_runs_in_a_process_of_its_user_runs_again_without_a_model() {
+    use trellis::config::{Config, Isolation};
+
+    const NAMES: [&str; 6] = ["beam", "chat", "complete", "conversation", "json-schema", "probe"];
+    let config = Config { isolation: Isolation::Process, ..daemons::config(exe()) };
+    run_again(&Served::start_with(exe(), &config, &[]), |name| NAMES.contains(&name));
+}
+
+fn run_again(served: &Served, is_run: impl Fn(&str) -> bool) {
+    let folder = Folder::new();
+    for (idx, (name, arguments, lines)) in RUNS.iter().enumerate().filter(|(_, (name, ..))| is_run(name)) {
         let file = folder.path(&format!("{idx}.rec"));
-        let first = folder.record(&served, &file, name, arguments, lines);
+        let first = folder.record(served, &file, name, arguments, lines);
         assert!(!events(&first).is_empty(), "{name}: {}", stderr(&first));
         let mode = fs::metadata(&file).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "prompts are in it");

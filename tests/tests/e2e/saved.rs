@@ -131,6 +131,9 @@ fn reopened_after(end: Signal, isolation: Isolation) {
         let usage = keeper.end().await;
         // The last token was never computed: whoever draws after it computes it.
         assert_eq!((usage.n_tokens_reopened, usage.n_tokens_cached), (N_TOKENS as u64 - 1, 0), "{usage:?}");
+        assert!(usage.reopened_bytes > usage.n_tokens_reopened, "{usage:?}");
+        assert!((1..usage.elapsed_us).contains(&usage.reopened_us), "it waited for the disk: {usage:?}");
+        assert!(served.log().contains(&format!("n_bytes={}", usage.reopened_bytes)), "{}", served.log());
         assert_eq!(usage.n_tokens, N_DRAWN as u64, "the last token and those drawn, the last of them aside");
 
         let mut keeper = Keeper::begin(&served).await;

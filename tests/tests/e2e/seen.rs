@@ -18,6 +18,7 @@ use trellis_tests::guests;
 use trellis_wire::LogsAsked;
 
 use crate::exe;
+use crate::exposition;
 
 /// Asserts that a command did what it was asked to; its standard output.
 fn done(served: &Served, arguments: &[&str]) -> String {
@@ -64,7 +65,8 @@ fn told(text: &str) -> BTreeMap<&str, &str> {
 
 /// The names of metrics that a text of the format 0.0.4 has.
 fn names(text: &str) -> BTreeSet<&str> {
-    told(text).into_keys().map(|name| name.trim_end_matches("_total")).collect()
+    let named = told(text).into_iter();
+    named.map(|(name, kind)| if kind == "counter" { name.trim_end_matches("_total") } else { name }).collect()
 }
 
 /// The number of the sample that begins so.
@@ -101,11 +103,11 @@ fn every_metric_is_told_and_no_other() {
     assert!(number(&text, "trellis_tokens_total") > 3.0);
     assert!(number(&text, "trellis_steps_total") > 1.0);
     assert_eq!(number(&text, "trellis_model_load_duration_seconds_count{outcome=\"loaded\"}"), 1.0);
-    let first = "trellis_run_time_to_first_token_seconds_count{model_name=";
-    assert!(number(&text, &format!("{first}\"tiny\"}}")) >= 1.0);
-    assert_eq!(number(&text, &format!("{first}\"draft\"}}")), 0.0);
     let usage = number(&text, "vllm:kv_cache_usage_perc{model_name=\"tiny\"}");
     assert!((0.0..=1.0).contains(&usage), "{usage}");
+
+    exposition::samples(&text);
+    exposition::samples(&before);
 
     // Of the same kinds over HTTP, in both formats, but for what is not for everybody.
     let mut open_to_all = expected.clone();
@@ -119,6 +121,63 @@ fn every_metric_is_told_and_no_other() {
     assert_eq!(names(&plain), open_to_all.keys().copied().collect());
     let json: Value = serde_json::from_str(&done(&served, &["metrics", "--json"])).expect("JSON");
     assert_eq!(names(json["text"].as_str().expect("a text")), expected.keys().copied().collect());
+}
+
+#[test]
+fn requests_are_counted_under_the_names_of_vllm_and_opentelemetry() {
+    let served = Served::start(exe());
+    let folder = tempfile::tempdir().expect("a folder");
+    let guest = |name: &str| {
+        let path = folder.path().join(name).with_extension("wasm");
+        fs::write(&path, guests::example(name)).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    done(&served, &["load", "draft"]);
+    done(&served, &["run", &guest("best-of-n"), "What is 37 + 48?"]);
+    let told = exposition::samples(&done(&served, &["metrics"]));
+    let of = |name: &str| told.get(name).copied().unwrap_or_else(|| panic!("no {name}: {told:?}"));
+    let vllm = |name: &str| of(&format!("vllm:{name}{{model_name=\"tiny\"}}"));
+    let ended = |reason: &str| {
+        of(&format!("vllm:request_success_total{{model_name=\"tiny\",finished_reason=\"{reason}\"}}"))
+    };
+    let n_ended: f64 = ["stop", "length", "abort"].map(ended).iter().sum();
+    assert!(n_ended >= 2.0, "it samples several answers: {told:?}");
+    assert_eq!(ended("error"), 0.0);
+    for histogram in ["e2e_request_latency_seconds", "request_prompt_tokens", "request_generation_tokens"] {
+        assert_eq!(vllm(&format!("{histogram}_count")), n_ended, "{histogram}");
+    }
+    let n_drawn = vllm("generation_tokens_total");
+    assert_eq!(vllm("request_generation_tokens_sum"), n_drawn);
+    assert_eq!(vllm("time_to_first_token_seconds_count"), n_ended, "each drew something");
+    assert!(n_drawn > n_ended, "{n_drawn} of {n_ended}");
+    let n_of_prompts = vllm("prompt_tokens_total");
+    assert!(n_of_prompts > 3.0 && vllm("request_prompt_tokens_sum") >= n_of_prompts, "forks share a prompt");
+    assert!(vllm("prefix_cache_hits_total") <= vllm("prefix_cache_queries_total"), "{told:?}");
+    assert_eq!(vllm("iteration_tokens_total_sum"), of("trellis_tokens_total"), "one model has computed");
+    for gauge in ["num_requests_running", "num_requests_waiting", "num_preemptions_total"] {
+        assert_eq!(vllm(gauge), 0.0, "{gauge}");
+    }
+    let labels = |model: &str, more: &str| {
+        format!(
+            "{{gen_ai_operation_name=\"text_completion\",gen_ai_provider_name=\"trellis\",gen_ai_request_model=\"{model}\"{more}}}"
+        )
+    };
+    let duration = "gen_ai_server_request_duration_seconds_count";
+    assert_eq!(of(&format!("{duration}{}", labels("tiny", ""))), ended("stop") + ended("length"));
+    assert_eq!(of(&format!("{duration}{}", labels("tiny", ",error_type=\"cancelled\""))), ended("abort"));
+    assert_eq!(of(&format!("{duration}{}", labels("draft", ""))), 0.0, "nothing ran there");
+    let output = labels("tiny", ",gen_ai_token_type=\"output\"");
+    assert_eq!(of(&format!("gen_ai_client_token_usage_sum{output}")), n_drawn);
+
+    // What is guessed is counted by the model that verifies.
+    done(&served, &["run", &guest("speculative"), "--guesses", "5", "Tell me a short story."]);
+    let guessed = exposition::samples(&done(&served, &["metrics"]));
+    let of = |name: &str| guessed[&format!("vllm:spec_decode_{name}_total{{model_name=\"tiny\"}}")];
+    let (n_drafts, n_tokens, n_right) = (of("num_drafts"), of("num_draft_tokens"), of("num_accepted_tokens"));
+    assert!(
+        n_drafts >= 1.0 && n_tokens >= n_drafts && n_right <= n_tokens,
+        "{n_drafts} {n_tokens} {n_right}"
+    );
 }
 
 #[test]

@@ -1,10 +1,17 @@
 //! What signals do to a daemon, and what its clients hear of it.
 
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
 use trellis::config::Config;
 use trellis::session::SessionLimits;
 use trellis_client::{Client, Guest, Program};
@@ -139,6 +146,87 @@ fn a_run_that_meets_a_daemon_on_its_way_out_is_run_by_the_next() {
     assert_eq!(ran.stdout, before.stdout);
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(said.contains("about to go down; waiting for the next one"), "{said}");
+}
+
+/// A connection whose reader stops at some moment.
+struct Stalling {
+    stream: UnixStream,
+    is_stalled: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Stalling {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.is_stalled.load(Ordering::Relaxed) {
+            true => Poll::Pending,
+            false => Pin::new(&mut self.stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stalling {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[test]
+fn streams_end_with_a_reason_inside_the_time_of_a_drain_whoever_does_not_read() {
+    const N_STREAMS: usize = 64;
+    const DRAIN: Duration = Duration::from_secs(3);
+    // On a machine that does other things, too; a client that does not read would be waited for for 20 s.
+    const BEYOND: Duration = Duration::from_secs(6);
+    let mut served = draining(DRAIN.as_millis() as u64);
+    let ended = block_on(async {
+        let stream = UnixStream::connect(served.socket()).await.expect("connected");
+        let is_stalled = Arc::<AtomicBool>::default();
+        let deaf = Client::over(Stalling { stream, is_stalled: is_stalled.clone() }).await.expect("a daemon");
+        let mut floods = vec![start(&deaf, "flood-text").await];
+        is_stalled.store(true, Ordering::Relaxed);
+        // More than the system keeps for a connection.
+        for _ in 0..8 {
+            let program = Program::wasm(guests::hostile());
+            floods.push(deaf.start(program, with(&["flood-text"])).await.expect("asked for"));
+        }
+        let client = Client::connect_to(&served.socket()).await.expect("connected");
+        // One that nobody reads.
+        let program = Program::wasm(guests::hostile());
+        client.start_detached(program, with(&["flood-text"]), |_| {}).await.expect("it runs");
+        let mut streams = Vec::new();
+        for _ in 0..N_STREAMS {
+            streams.push(start(&client, "endless").await);
+        }
+        let begun = Instant::now();
+        signal(&served, Signal::TERM);
+        let ends = streams.into_iter().map(|stream| tokio::spawn(collect(stream)));
+        for end in ends.collect::<Vec<_>>() {
+            let ended = end.await.expect("no panic");
+            assert_eq!(ended.reason().code.as_str(), "shutting_down");
+        }
+        let told = begun.elapsed();
+        assert!(DRAIN <= told && told < DRAIN + BEYOND, "{told:?}");
+        // Whose reader is still there.
+        let status = tokio::task::spawn_blocking(move || served.wait()).await.expect("no panic");
+        drop(floods);
+        assert_eq!(status.code(), Some(0));
+        begun.elapsed()
+    });
+    assert!(ended < DRAIN + BEYOND, "{ended:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Functions that this crate calls in each library; cudarc panics where one is missing.
 
 /// Of the driver.
-pub(super) const DRIVER: [&str; 63] = [
+pub(super) const DRIVER: [&str; 64] = [
     "cuCtxGetDevice",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
@@ -58,6 +58,7 @@ pub(super) const DRIVER: [&str; 63] = [
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuOccupancyMaxActiveClusters",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",

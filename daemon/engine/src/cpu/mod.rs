@@ -251,8 +251,8 @@ impl Backend for CpuBackend {
         true
     }
 
-    fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
-        self.kv.release_host_pages(free)
+    fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
+        self.kv.release_host_pages(free, at_most)
     }
 
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {

@@ -204,9 +204,9 @@ impl KvPages {
         self.device[granule_of(dst)][to].copy_from_slice(&self.host[idx].memory[from]);
     }
 
-    /// Gives the memory of granules back to the system that have been written to, and of whose pages those are free. Returns the bytes
-    /// that were written.
-    pub(super) fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
+    /// Gives the memory of granules back to the system that have been written to, and of whose pages those are free, until that are
+    /// `at_most` bytes, of the last granule perhaps more. Returns the bytes that were written.
+    pub(super) fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         let mut free_in = vec![0; self.host.len()];
         for &page in free {
             let (idx, bit) = self.host_bit(page);
@@ -215,6 +215,9 @@ impl KvPages {
         let page_bytes = (self.layout.page_len() * size_of::<f32>()) as u64;
         let mut n_bytes = 0;
         for (granule, free) in self.host.iter_mut().zip(free_in) {
+            if n_bytes >= at_most {
+                break;
+            }
             if granule.written == 0 || granule.written & !free != 0 {
                 continue;
             }
@@ -334,22 +337,28 @@ mod tests {
         let mut pages = KvPages::new(layout, N_GRANULE_PAGES, n_host_pages).expect("there is memory");
         let host = |idx: usize| HostPageId(idx as u32);
         let all: Vec<HostPageId> = (0..n_host_pages).map(host).collect();
-        assert_eq!(pages.release_host_pages(&all), 0, "nothing was written");
+        assert_eq!(pages.release_host_pages(&all, u64::MAX), 0, "nothing was written");
         let bytes = |value: u8| vec![value; page_bytes as usize];
         for idx in [0, 1, N_GRANULE_PAGES + 2] {
             pages.fill(host(idx), &bytes(idx as u8 + 1));
         }
         let but_the_first: Vec<HostPageId> = all[1..].to_vec();
-        assert_eq!(pages.release_host_pages(&but_the_first), page_bytes, "the first granule has one in use");
+        assert_eq!(
+            pages.release_host_pages(&but_the_first, u64::MAX),
+            page_bytes,
+            "the first granule has one in use"
+        );
         assert_eq!(pages.bytes(KvPlace::Host(host(0))), bytes(1));
         assert_eq!(pages.bytes(KvPlace::Host(host(N_GRANULE_PAGES + 2))), bytes(0), "it is new memory");
-        assert_eq!(pages.release_host_pages(&all), 2 * page_bytes);
-        assert_eq!(pages.release_host_pages(&all), 0, "it is gone");
+        assert_eq!(pages.release_host_pages(&all, u64::MAX), 2 * page_bytes);
+        assert_eq!(pages.release_host_pages(&all, u64::MAX), 0, "it is gone");
         pages.fill(host(1), &bytes(7));
         pages.swap_in(host(1), PageId(3));
         pages.swap_out(PageId(3), host(N_GRANULE_PAGES));
         assert_eq!(pages.bytes(KvPlace::Host(host(N_GRANULE_PAGES))), bytes(7));
-        assert_eq!(pages.release_host_pages(&all), 2 * page_bytes);
+        assert_eq!(pages.release_host_pages(&all, 0), 0);
+        assert_eq!(pages.release_host_pages(&all, 1), page_bytes, "the other granule is for the next time");
+        assert_eq!(pages.release_host_pages(&all, u64::MAX), page_bytes);
     }
 
     #[test]
@@ -361,7 +370,7 @@ mod tests {
         for idx in 0..3 {
             pages.fill(HostPageId(idx), &vec![idx as u8 + 1; page_bytes]);
         }
-        assert_eq!(pages.release_host_pages(&[HostPageId(1)]), page_bytes as u64);
+        assert_eq!(pages.release_host_pages(&[HostPageId(1)], u64::MAX), page_bytes as u64);
         for (idx, value) in [1, 0, 3].into_iter().enumerate() {
             let bytes = pages.bytes(KvPlace::Host(HostPageId(idx as u32)));
             assert!(bytes.iter().all(|&byte| byte == value), "of page {idx}");

@@ -9,7 +9,11 @@ use std::ops::Range;
 use tokenizers::AddedToken;
 
 use super::tokenizer::SpecialTokens;
+use super::yield_point::{GivenUp, YieldPoint};
 use crate::batch::Token;
+
+/// Bytes looked at between two yield points.
+const N_BETWEEN: usize = 512;
 
 /// Added tokens of which some may be looked for.
 #[derive(Debug)]
@@ -56,11 +60,23 @@ impl AddedTokens {
     }
 
     /// The tokens of a text from left to right.
-    pub(crate) fn find(&self, text: &str, specials: SpecialTokens) -> Vec<Found> {
+    ///
+    /// # Errors
+    /// The work was given up.
+    pub(crate) fn find(
+        &self,
+        text: &str,
+        specials: SpecialTokens,
+        yields: &YieldPoint,
+    ) -> Result<Vec<Found>, GivenUp> {
         let mut found = Vec::new();
         let mut taken = 0; // everything before belongs to the last token
-        let mut idx = 0;
+        let (mut idx, mut looked) = (0, 0);
         while idx < text.len() {
+            if idx >= looked {
+                yields.reach()?;
+                looked = idx + N_BETWEEN;
+            }
             let pattern = text
                 .is_char_boundary(idx)
                 .then(|| self.matches_at(&text[idx..]).find(|pattern| pattern.allowed(text, idx, specials)))
@@ -81,7 +97,7 @@ impl AddedTokens {
             idx = range.end;
             found.push(Found { range, token: pattern.token, special: pattern.rule.special });
         }
-        found
+        Ok(found)
     }
 
     fn matches_at(&self, text: &str) -> impl Iterator<Item = &Pattern> {

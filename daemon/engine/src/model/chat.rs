@@ -4,11 +4,12 @@ use std::str::FromStr;
 
 use minijinja::{Environment, ErrorKind, Value};
 
-use super::chat_engine::{compile, render};
+use super::chat_engine::{Messages, compile, render};
 use super::date::Date;
 use super::error::ModelError;
 use super::shield::{Shield, special_tokens_of};
 use super::tokenizer::{EncodeError, SpecialTokens, Tokenizer};
+use super::yield_point::{GivenUp, YieldPoint};
 use crate::batch::Token;
 
 /// What a template may add to the messages, in bytes for each message and once.
@@ -74,6 +75,9 @@ pub enum ChatError {
     /// The tokenizer failed.
     #[error(transparent)]
     Encode(#[from] EncodeError),
+    /// Nobody wants its tokens any more.
+    #[error(transparent)]
+    GivenUp(#[from] GivenUp),
 }
 
 /// A compiled chat template.
@@ -153,23 +157,40 @@ impl ChatTemplate {
         generation_prompt: GenerationPrompt,
         date: Option<Date>,
     ) -> Result<Vec<Token>, ChatError> {
-        let inputs = messages.iter().map(|message| message.content.as_str());
-        let shield = Shield::new(tokenizer, inputs.chain([self.source.as_str()]))?;
+        self.encode_in_parts(tokenizer, messages, generation_prompt, date, &YieldPoint::NONE)
+    }
 
-        let shielded = messages.iter().map(|message| shield.cover(tokenizer, &message.content));
-        let rendered = self.render_contents(messages, shielded, generation_prompt, date)?;
-        let found = tokenizer.added_tokens().find(&rendered, SpecialTokens::Parse);
+    /// As [`Self::encode`], in parts: of a template the work with one message, and of texts as
+    /// [`Tokenizer::encode_in_parts`].
+    ///
+    /// # Errors
+    ///
+    /// As there, and when the work was given up.
+    pub fn encode_in_parts(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        generation_prompt: GenerationPrompt,
+        date: Option<Date>,
+        yields: &YieldPoint,
+    ) -> Result<Vec<Token>, ChatError> {
+        let inputs = messages.iter().map(|message| message.content.as_str());
+        let shield = Shield::new(tokenizer, inputs.chain([self.source.as_str()]), yields)?;
+
+        let shielded = messages.iter().map(|message| shield.cover(tokenizer, &message.content, yields));
+        let rendered = self.render_contents(messages, shielded, generation_prompt, date, yields)?;
+        let found = tokenizer.added_tokens().find(&rendered, SpecialTokens::Parse, yields)?;
 
         // The same chat with messages that cannot be part of a special token must have the same ones.
-        let blank = messages.iter().map(|message| shield.blank(&message.content));
-        let reference = self.render_contents(messages, blank, generation_prompt, date)?;
-        let expected = tokenizer.added_tokens().find(&reference, SpecialTokens::Parse);
+        let blank = messages.iter().map(|message| shield.blank(&message.content, yields));
+        let reference = self.render_contents(messages, blank, generation_prompt, date, yields)?;
+        let expected = tokenizer.added_tokens().find(&reference, SpecialTokens::Parse, yields)?;
         if !special_tokens_of(&found).eq(special_tokens_of(&expected)) {
             return Err(ChatError::Injection);
         }
 
-        let (text, found) = shield.uncover(&rendered, found);
-        Ok(tokenizer.encode_around(&text, &found)?)
+        let (text, found) = shield.uncover(&rendered, found, yields)?;
+        Ok(tokenizer.encode_around(&text, &found, yields)?)
     }
 
     /// The text of a chat, for people to read. Special tokens and messages cannot be told apart in it.
@@ -183,32 +204,32 @@ impl ChatTemplate {
         generation_prompt: GenerationPrompt,
         date: Option<Date>,
     ) -> Result<String, ChatError> {
-        let contents = messages.iter().map(|message| message.content.clone());
-        self.render_contents(messages, contents, generation_prompt, date)
+        let contents = messages.iter().map(|message| Ok(message.content.clone()));
+        self.render_contents(messages, contents, generation_prompt, date, &YieldPoint::NONE)
     }
 
     fn render_contents(
         &self,
         messages: &[Message],
-        contents: impl Iterator<Item = String>,
+        contents: impl Iterator<Item = Result<String, GivenUp>>,
         generation_prompt: GenerationPrompt,
         date: Option<Date>,
+        yields: &YieldPoint,
     ) -> Result<String, ChatError> {
         let mut n_bytes_max = OVERHEAD_BYTES;
-        let messages: Vec<Value> = messages
-            .iter()
-            .zip(contents)
-            .map(|(message, content)| {
-                // A template may write a message twice, in JSON, with six bytes for one.
-                n_bytes_max += MESSAGE_OVERHEAD_BYTES + 12 * content.len();
-                Value::from_pairs([
-                    ("role", Value::from(message.role.name())),
-                    ("content", Value::from(content)),
-                ])
-            })
-            .collect();
+        let messages = messages.iter().zip(contents).map(|(message, content)| {
+            let content = content?;
+            // A template may write a message twice, in JSON, with six bytes for one.
+            n_bytes_max += MESSAGE_OVERHEAD_BYTES + 12 * content.len();
+            Ok(Value::from_pairs([
+                ("role", Value::from(message.role.name())),
+                ("content", Value::from(content)),
+            ]))
+        });
+        let messages = messages.collect::<Result<Vec<_>, GivenUp>>()?;
+        let messages = Messages { messages, yields: yields.clone() };
         let mut context = vec![
-            ("messages", Value::from(messages)),
+            ("messages", Value::from_object(messages)),
             ("add_generation_prompt", Value::from(generation_prompt == GenerationPrompt::Add)),
             ("tools", Value::from(())),
             ("documents", Value::from(())),
@@ -221,9 +242,12 @@ impl ChatTemplate {
         if let Some(date) = date {
             context.push(("strftime_now", strftime_now(date)));
         }
-        render(&self.env, Value::from_pairs(context), n_bytes_max).map_err(|error| match error.kind() {
-            ErrorKind::OutOfFuel => ChatError::OutOfFuel,
-            _ => ChatError::Template { reason: error.to_string() },
+        render(&self.env, Value::from_pairs(context), n_bytes_max, yields).map_err(|error| {
+            match (yields.reach(), error.kind()) {
+                (Err(given_up), _) => given_up.into(),
+                (Ok(()), ErrorKind::OutOfFuel) => ChatError::OutOfFuel,
+                (Ok(()), _) => ChatError::Template { reason: error.to_string() },
+            }
         })
     }
 }

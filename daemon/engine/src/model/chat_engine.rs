@@ -1,8 +1,12 @@
 //! The Jinja environment that transformers gives to chat templates (`utils/chat_template_utils.py`).
 
+use std::sync::Arc;
+
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, StringInput, Value};
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, StringInput, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
+
+use super::yield_point::YieldPoint;
 
 /// Instructions of one rendering. A template spends a few tens on each message.
 const FUEL: u64 = 5_000_000;
@@ -29,21 +33,54 @@ pub(crate) fn compile(source: String) -> Result<Environment<'static>, Error> {
     Ok(env)
 }
 
-/// Renders the template into at most `n_bytes_max` bytes.
-pub(crate) fn render(env: &Environment, context: Value, n_bytes_max: usize) -> Result<String, Error> {
-    let mut out = Bounded { bytes: Vec::new(), n_bytes_max };
+/// The messages of a chat as templates see them: a list in whose every message a rendering comes to its yield point.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    pub(crate) messages: Vec<Value>,
+    pub(crate) yields: YieldPoint,
+}
+
+impl Object for Messages {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let message = self.messages.get(key.as_usize()?)?;
+        Some(match self.yields.reach() {
+            Ok(()) => message.clone(),
+            // Whatever the template does with it fails.
+            Err(given_up) => Error::new(ErrorKind::InvalidOperation, given_up.to_string()).into(),
+        })
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.messages.len())
+    }
+}
+
+/// Renders the template into at most `n_bytes_max` bytes, with a yield point at each piece of it.
+pub(crate) fn render(
+    env: &Environment,
+    context: Value,
+    n_bytes_max: usize,
+    yields: &YieldPoint,
+) -> Result<String, Error> {
+    let mut out = Bounded { bytes: Vec::new(), n_bytes_max, yields };
     env.get_template(NAME)?.render_captured_to(context, &mut out)?;
     Ok(String::from_utf8(out.bytes).expect("a template writes whole strings"))
 }
 
-/// Refuses to grow past a size.
-struct Bounded {
+/// Refuses to grow past a size, and once nobody wants it.
+struct Bounded<'a> {
     bytes: Vec<u8>,
     n_bytes_max: usize,
+    yields: &'a YieldPoint,
 }
 
-impl std::io::Write for Bounded {
+impl std::io::Write for Bounded<'_> {
     fn write(&mut self, new: &[u8]) -> std::io::Result<usize> {
+        self.yields.reach().map_err(std::io::Error::other)?;
         if new.len() > self.n_bytes_max - self.bytes.len() {
             let reason = format!("the rendered chat is longer than {} bytes", self.n_bytes_max);
             return Err(std::io::Error::other(reason));

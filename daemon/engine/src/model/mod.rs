@@ -3,7 +3,7 @@
 //! - Comes in: a [`ModelSource`], which is a folder or files that are part of the executable; or the name of a published
 //!   [`shape()`], for random weights.
 //! - Goes out: a [`Model`]: what the decoder looks like (`config`), its weights as ranges to be read (`checkpoint`,
-//!   `generated`), text to tokens and back (`tokenizer`, `decode_stream`), messages to the tokens of a chat (`chat`), and a
+//!   `generated`), text to tokens and back (`tokenizer`, `decode_stream`), messages to the tokens of a chat (`chat`), both in parts that may be given up (`yield_point`), and a
 //!   fingerprint by which caches tell models apart. Or a [`ModelError`] with the file, what was expected in it and what was
 //!   found.
 //! - Files are checked once, on the way in, and against each other (`tensors`); what is made of them cannot be wrong any more.
@@ -24,6 +24,7 @@ mod error;
 mod fields;
 mod folder;
 mod generated;
+mod merges;
 mod rope;
 mod rope_file;
 mod shape;
@@ -32,6 +33,8 @@ mod source;
 pub mod tensors;
 mod token_bytes;
 mod tokenizer;
+mod words;
+mod yield_point;
 
 pub use chat::{ChatError, ChatTemplate, GenerationPrompt, Message, Role};
 pub use checkpoint::{Checkpoint, Dtype, TensorInfo};
@@ -44,3 +47,4 @@ pub use rope::inverse_frequencies;
 pub use shape::{SHAPES, shape};
 pub use source::ModelSource;
 pub use tokenizer::{EncodeError, SpecialText, SpecialTokens, Tokenizer};
+pub use yield_point::{GivenUp, YieldPoint};

@@ -89,8 +89,17 @@ fn fallback_byte(piece: &str) -> Option<u8> {
     if two_digits { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
-/// Characters of the GPT-2 byte alphabet (`bytes_to_unicode` in its `encoder.py`): printable bytes of Latin-1
-/// are themselves, the others follow from U+0100 in order.
+/// The character that stands for each byte in the GPT-2 byte alphabet (`bytes_to_unicode` in its `encoder.py`): printable bytes of
+/// Latin-1 are themselves, the others follow from U+0100 in order.
+pub(crate) fn byte_characters() -> [char; 256] {
+    let mut others = '\u{100}'..;
+    std::array::from_fn(|byte| match byte as u8 {
+        byte @ (b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) => char::from(byte),
+        _ => others.next().expect("there are more than bytes"),
+    })
+}
+
+/// Bytes by their characters.
 struct ByteTable {
     bytes: [Option<u8>; 0x144], // by code point
 }
@@ -98,16 +107,8 @@ struct ByteTable {
 impl ByteTable {
     fn new() -> Self {
         let mut bytes = [None; 0x144];
-        let mut n_others = 0;
-        for byte in 0..=u8::MAX {
-            let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-            let code = if printable {
-                usize::from(byte)
-            } else {
-                n_others += 1;
-                0xFF + n_others
-            };
-            bytes[code] = Some(byte);
+        for (byte, character) in (0..=u8::MAX).zip(byte_characters()) {
+            bytes[character as usize] = Some(byte);
         }
         Self { bytes }
     }

@@ -11,6 +11,8 @@ use tokenizers::{
 use super::added_tokens::{AddedTokens, Found};
 use super::error::ModelError;
 use super::token_bytes::{ByteScheme, Entry, TokenBytes};
+use super::words::Words;
+use super::yield_point::{GivenUp, YieldPoint};
 use crate::batch::Token;
 
 /// Digits of a fingerprint: 128 bits.
@@ -36,9 +38,26 @@ pub enum SpecialText {
 
 /// Why a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
-#[error("the tokenizer cannot encode this text: {reason}")]
-pub struct EncodeError {
-    reason: String,
+#[non_exhaustive]
+pub enum EncodeError {
+    /// The vocabulary has nothing for a part of it.
+    #[error("the tokenizer cannot encode this text: {reason}")]
+    Refused {
+        /// What the tokenizer says.
+        reason: String,
+    },
+    /// Nobody wants its tokens any more.
+    #[error(transparent)]
+    GivenUp(#[from] GivenUp),
+}
+
+impl From<tokenizers::Error> for EncodeError {
+    fn from(error: tokenizers::Error) -> Self {
+        match error.downcast::<GivenUp>() {
+            Ok(given_up) => Self::GivenUp(*given_up),
+            Err(error) => Self::Refused { reason: error.to_string() },
+        }
+    }
 }
 
 /// The tokenizer of one model.
@@ -50,6 +69,7 @@ pub struct Tokenizer {
     fingerprint: String,
     raw: AddedTokens,        // looked for in the text as it came
     normalized: AddedTokens, // looked for after normalisation
+    words: Option<Words>,    // none where the library alone knows what a text is cut into
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -119,7 +139,8 @@ impl Tokenizer {
             }
         }
         let fingerprint = fingerprint(&bytes, &specials);
-        Ok(Self { inner, scheme, bytes, specials, fingerprint, raw, normalized })
+        let words = Words::of(&inner);
+        Ok(Self { inner, scheme, bytes, specials, fingerprint, raw, normalized, words })
     }
 
     /// One more than the highest token; at most the model's `vocab_size`.
@@ -162,7 +183,22 @@ impl Tokenizer {
     ///
     /// [`EncodeError`] when the vocabulary has no token for a character.
     pub fn encode(&self, text: &str, specials: SpecialTokens) -> Result<Vec<Token>, EncodeError> {
-        self.encode_around(text, &self.raw.find(text, specials))
+        self.encode_in_parts(text, specials, &YieldPoint::NONE)
+    }
+
+    /// As [`Self::encode`], in parts. Byte-level vocabularies take milliseconds for a part at most. With others a part may be all
+    /// of the text between two added tokens.
+    ///
+    /// # Errors
+    ///
+    /// As there, and when the work was given up.
+    pub fn encode_in_parts(
+        &self,
+        text: &str,
+        specials: SpecialTokens,
+        yields: &YieldPoint,
+    ) -> Result<Vec<Token>, EncodeError> {
+        self.encode_around(text, &self.raw.find(text, specials, yields)?, yields)
     }
 
     /// The text of tokens. Unknown tokens have none; what is not UTF-8 becomes U+FFFD.
@@ -206,26 +242,67 @@ impl Tokenizer {
     }
 
     /// Encodes a text of which some ranges are known to be tokens. The ranges are ascending and disjoint.
-    pub(crate) fn encode_around(&self, text: &str, found: &[Found]) -> Result<Vec<Token>, EncodeError> {
-        let fail = |error: tokenizers::Error| EncodeError { reason: error.to_string() };
-        let mut pieces = PreTokenizedString::from(text);
-        pieces.split(|_, text| cut(&text, found)).map_err(fail)?;
-        pieces
-            .split(|_, mut text| {
-                if let Some(normalizer) = self.inner.get_normalizer() {
-                    normalizer.normalize(&mut text)?;
-                }
-                let found = self.normalized.find(text.get(), SpecialTokens::AsText);
-                cut(&text, &found)
+    pub(crate) fn encode_around(
+        &self,
+        text: &str,
+        found: &[Found],
+        yields: &YieldPoint,
+    ) -> Result<Vec<Token>, EncodeError> {
+        let Some(words) = &self.words else { return self.encode_by_library(text, found, yields) };
+        let mut tokens = Vec::new();
+        between(text, found, &mut tokens, |text, tokens| {
+            let text = words.normalize(text, yields)?;
+            let found = self.normalized.find(&text, SpecialTokens::AsText, yields)?;
+            between(&text, &found, tokens, |text, tokens| {
+                words.encode(self.inner.get_model(), text, yields, tokens)
             })
-            .map_err(fail)?;
+        })?;
+        Ok(tokens)
+    }
+
+    /// As [`Self::encode_around`], with whatever the library does to a text.
+    fn encode_by_library(
+        &self,
+        text: &str,
+        found: &[Found],
+        yields: &YieldPoint,
+    ) -> Result<Vec<Token>, EncodeError> {
+        let mut pieces = PreTokenizedString::from(text);
+        pieces.split(|_, text| cut(&text, found))?;
+        pieces.split(|_, mut text| {
+            yields.reach()?;
+            if let Some(normalizer) = self.inner.get_normalizer() {
+                normalizer.normalize(&mut text)?;
+            }
+            let found = self.normalized.find(text.get(), SpecialTokens::AsText, yields)?;
+            cut(&text, &found)
+        })?;
         if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut pieces).map_err(fail)?;
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
-        pieces.tokenize(|text| self.inner.get_model().tokenize(text.get())).map_err(fail)?;
-        let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(fail)?;
+        pieces.tokenize(|text| {
+            yields.reach()?;
+            self.inner.get_model().tokenize(text.get())
+        })?;
+        let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
         Ok(encoding.get_ids().to_vec())
     }
+}
+
+/// Adds the tokens of a text: those that were found in it, and between them what `encode` adds.
+fn between(
+    text: &str,
+    found: &[Found],
+    tokens: &mut Vec<Token>,
+    mut encode: impl FnMut(&str, &mut Vec<Token>) -> Result<(), EncodeError>,
+) -> Result<(), EncodeError> {
+    let mut done = 0;
+    for Found { range, token, .. } in found {
+        encode(&text[done..range.start], tokens)?;
+        tokens.push(*token);
+        done = range.end;
+    }
+    encode(&text[done..], tokens)
 }
 
 /// A hash over what each token stands for.

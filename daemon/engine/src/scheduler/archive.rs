@@ -5,11 +5,12 @@
 //! guest asks about it. Where there is no such page, the rest of it is computed again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::holders::Listing;
 use super::{Saved, Scheduler};
 use crate::account::{Owner, Resource};
-use crate::archive::{SavedHead, SavedName};
+use crate::archive::{Restored, SavedHead, SavedName};
 use crate::backend::{KvPlace, PAGE_LEN};
 use crate::batch::HostPageId;
 use crate::error::EngineError;
@@ -176,8 +177,8 @@ impl Scheduler {
             && steering.as_ref().is_none_or(is_steered_well)
     }
 
-    /// What has come back is saved again; its pages are filled. Returns of how many tokens the KV is there, and how many there are;
-    /// none where something else was saved under the name meanwhile.
+    /// What has come back is saved again; its pages are filled. `n_bytes` of KV took so much time. Returns what
+    /// came back, and how many tokens there are; none where something else was saved under the name meanwhile.
     ///
     /// # Errors
     /// A budget is used up.
@@ -185,7 +186,8 @@ impl Scheduler {
         &mut self,
         name: &SavedName,
         mut restoring: Restoring,
-    ) -> Result<Option<(usize, usize)>, EngineError> {
+        (n_bytes, time): (u64, Duration),
+    ) -> Result<Option<(Restored, usize)>, EngineError> {
         if self.has_saved(name) {
             self.give_up_restoring(restoring);
             return Ok(None);
@@ -196,14 +198,13 @@ impl Scheduler {
         }
         restoring.kv.take_restored(&restoring.blocks, restoring.n_computed, &mut self.pages);
         let Restoring { kv, n_computed, tokens, footprint, owner, .. } = restoring;
-        let counts = (n_computed, tokens.len());
+        let restored = Restored { n_tokens: n_computed, n_bytes, time };
+        let counts = (restored, tokens.len());
         let key = key_of(name);
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
         let (last_step, version) = (self.commons.step, self.next_version());
-        let n_restored = n_computed;
-        let saved =
-            Saved { kv, tokens, _footprint: footprint, owner, last_step, listing, version, n_restored };
+        let saved = Saved { kv, tokens, _footprint: footprint, owner, last_step, listing, version, restored };
         self.saved.insert(key, saved);
         Ok(Some(counts))
     }

@@ -8,6 +8,7 @@ use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
+use crate::archive::Restored;
 use crate::backend::PAGE_LEN;
 use crate::causes::{Cause, Causes};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
@@ -201,8 +202,8 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.last_step = self.commons.step;
-        let n_restored = std::mem::take(&mut saved.n_restored);
-        owner.account.note_restored(n_restored as u64);
+        let restored = std::mem::take(&mut saved.restored);
+        owner.account.note_restored(&restored);
         self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let opened = Opened {
@@ -211,7 +212,7 @@ impl Scheduler {
             steering_bytes: kv.steering_bytes(),
         };
         let seat = self.commons.queue.seat(&owner);
-        let of_archive_ns = self.archive_ns(n_restored.div_ceil(PAGE_LEN));
+        let of_archive_ns = self.archive_ns(restored.n_tokens.div_ceil(PAGE_LEN));
         self.commons.queue.charge(&seat, price_ns + of_archive_ns);
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(opened)
@@ -338,7 +339,7 @@ impl Scheduler {
             Ahead::Adaptive => context.window.n(),
             Ahead::Unbounded => usize::MAX,
         };
-        let mut queue = RunReply::new(reply, n_ahead);
+        let mut queue = RunReply::new(reply, n_ahead, n_tokens);
         if settings.n_tokens_max == Some(0) {
             queue.push(RunEvent::Finished(Finish::MaxTokens));
             return Ok(());
@@ -377,8 +378,16 @@ impl Scheduler {
             let context = &self.contexts[&id];
             self.commons.queue.charge(&context.seat, self.archive_ns(kv.n_to_keep().0));
         }
-        let saved =
-            Saved { kv, tokens, _footprint: footprint, owner, last_step, listing, version, n_restored: 0 };
+        let saved = Saved {
+            kv,
+            tokens,
+            _footprint: footprint,
+            owner,
+            last_step,
+            listing,
+            version,
+            restored: Restored::default(),
+        };
         self.saved.insert(key, saved);
         Ok(())
     }

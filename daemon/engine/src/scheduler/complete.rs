@@ -11,9 +11,11 @@ use crate::account::Resource;
 use crate::batch::{CellMove, Drawn, Input, Output};
 use crate::causes::{Cause, Causes};
 use crate::command::{Answer, Ask, ContextId};
+use crate::fair::Class;
 use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
+use crate::stats::EngineStats;
 
 impl Plan {
     /// Tells those who look on at a guest that it was in the step.
@@ -36,6 +38,9 @@ impl Scheduler {
         self.commons.n_under_way -= 1;
         self.stats.n_steps += 1;
         self.stats.n_rows += plan.rows.len() as u64;
+        self.outbox.runs().note_step(plan.rows.iter().map(|row| row.end - row.start).sum());
+        let of_prompts = plan.rows.iter().filter(|row| row.class == Class::Prompt);
+        self.stats.n_tokens_of_prompts += of_prompts.map(|row| row.n_charged).sum::<u64>();
         self.stats.device_busy += Duration::from_nanos(elapsed_ns);
         self.charge_rest(&plan, elapsed_ns);
         self.costs.learn(plan.work, elapsed_ns);
@@ -108,7 +113,7 @@ impl Scheduler {
                         assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
                         let n_base = verify.n_base;
                         let (pages, cell_moves) = (&mut self.pages, &mut self.cell_moves);
-                        context.take_verified(verify, row_outputs, pages, cell_moves, &mut self.stats.causes);
+                        context.take_verified(verify, row_outputs, pages, cell_moves, &mut self.stats);
                         self.spares.note(row.id, context, n_base);
                     }
                 }
@@ -173,12 +178,14 @@ impl ContextState {
         outputs: Vec<Output>,
         pages: &mut PageTable,
         cell_moves: &mut Vec<CellMove>,
-        causes: &mut Causes,
+        stats: &mut EngineStats,
     ) {
         let verified = work.take_outputs(outputs);
         let n_accepted = verified.as_ref().map_or(0, |verified| verified.n_accepted);
-        self.owner.account.note_guessed(work.guess().len() as u64, n_accepted as u64);
-        self.note(Cause::TokensGuessedWrong, (work.guess().len() - n_accepted) as u64, causes);
+        let (n_guessed, n_right) = (work.guess().len() as u64, n_accepted as u64);
+        self.owner.account.note_guessed(n_guessed, n_right);
+        stats.note_guessed(n_guessed, n_right);
+        self.note(Cause::TokensGuessedWrong, n_guessed - n_right, &mut stats.causes);
         match (&verified, work.tree()) {
             (Ok(verified), Some(_)) => {
                 self.kv.keep_branch(work.n_base, &verified.branch, pages, cell_moves);

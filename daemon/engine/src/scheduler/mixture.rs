@@ -55,11 +55,12 @@ impl Scheduler {
 
     fn begin_mixture(&mut self, members: Members, settings: RunSettings, reply: Reply) {
         let tag = reply.tag();
+        let first = &self.contexts[&members[0]];
         let n_ahead = match settings.ahead {
-            Ahead::Adaptive => self.contexts[&members[0]].window.n(),
+            Ahead::Adaptive => first.window.n(),
             Ahead::Unbounded => usize::MAX,
         };
-        let mut queue = RunReply::new(reply, n_ahead);
+        let mut queue = RunReply::new(reply, n_ahead, first.kv.tokens.len());
         if members.iter().any(|id| !self.contexts.contains_key(id)) {
             return queue.push(RunEvent::Failed(EngineError::JobDisturbed));
         }

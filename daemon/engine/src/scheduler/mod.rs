@@ -81,6 +81,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::account::{ActorId, GuestId, Owner};
+use crate::archive::Restored;
 use crate::backend::Limits;
 use crate::batch::{CellMove, SlotId};
 use crate::causes::{Cause, Causes};
@@ -217,8 +218,8 @@ struct Saved {
     listing: Listing,
     /// Tells it from what was saved under its name before.
     version: u64,
-    /// Tokens whose KV came back from an archive, until the first guest that opens it is told.
-    n_restored: usize,
+    /// What came back from an archive, until the first guest that opens it is told.
+    restored: Restored,
 }
 
 /// What the models of a device share.
@@ -483,7 +484,9 @@ impl Scheduler {
             n_contexts: self.contexts.len(),
             n_saved: self.saved.len(),
             n_waiting: self.n_waiting(),
-            run_times: self.outbox.run_times().clone(),
+            runs: self.outbox.runs().clone(),
+            n_runs: self.n_runs(true),
+            n_runs_waiting: self.n_runs(false),
             ..self.stats.clone()
         }
     }

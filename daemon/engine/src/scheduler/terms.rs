@@ -128,6 +128,7 @@ impl Scheduler {
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             n_found += (context.kv.n_alone(&self.pages) + context.n_promised()) as isize;
             self.leave(id, &mut context);
+            self.stats.n_preempted += 1;
             self.contexts.insert(id, context);
             if n_found >= n_missing {
                 break;

@@ -4,6 +4,7 @@ use super::{ContextState, Scheduler};
 use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
 use crate::fair::Class;
+use crate::job::Work;
 
 impl Scheduler {
     /// The number of the step that is planned now.
@@ -19,6 +20,12 @@ impl Scheduler {
     /// Those of them that may still wait.
     pub(super) fn n_waiting(&self) -> usize {
         self.n_left_waiting.min(self.n_in_queue_and_line())
+    }
+
+    /// Runs that have the right to their pages, or that wait for it.
+    pub(super) fn n_runs(&self, are_admitted: bool) -> usize {
+        let runs = self.contexts.values().filter(|context| matches!(context.work, Some(Work::Run(_))));
+        runs.filter(|context| context.is_admitted() == are_admitted).count()
     }
 
     fn n_in_queue_and_line(&self) -> usize {

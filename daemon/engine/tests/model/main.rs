@@ -6,6 +6,7 @@ mod chat;
 mod config;
 mod folder;
 mod mutation;
+mod parts;
 mod random;
 mod tokenizer;
 

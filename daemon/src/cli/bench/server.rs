@@ -12,7 +12,7 @@ use trellis_client::Client;
 use super::BenchError;
 use crate::cli::connect;
 use crate::cli::error::CliError;
-use crate::config::Config;
+use crate::config::{Config, Served};
 
 /// How often a start is looked at: a small part of the time that it may take.
 const POLL: Duration = Duration::from_millis(1);
@@ -65,7 +65,9 @@ impl Server {
     /// It does not start.
     pub(crate) async fn start(config: &Config, scratch: &Scratch) -> Result<Self, CliError> {
         let file = scratch.path().join("trellis.toml");
-        let text = toml::to_string(config).expect("settings serialise");
+        // Root measures as any other user does: nobody else comes to this socket.
+        let config = Config { isolation: config.isolation.of(Served::Own), ..config.clone() };
+        let text = toml::to_string(&config).expect("settings serialise");
         fs::write(&file, text).map_err(CliError::io(format!("write {}", file.display())))?;
         let socket = config.socket.as_deref().expect("the benchmark's daemon has a socket of its own");
         let exe = std::env::current_exe().map_err(CliError::io("find this executable"))?;

@@ -1,6 +1,8 @@
 //! The line at the prompt, edited, with what was written before.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustyline::completion::Completer;
@@ -47,6 +49,8 @@ pub(super) enum Line {
 pub(super) struct Prompt {
     wanted: mpsc::Sender<()>,
     lines: mpsc::Receiver<Line>,
+    /// Whether the terminal has been the editor's since the prompt was asked for.
+    is_edited: Arc<AtomicBool>,
 }
 
 impl Prompt {
@@ -57,8 +61,10 @@ impl Prompt {
     pub(super) fn start(history: Option<PathBuf>) -> Result<Self, CliError> {
         let (wanted, mut asked) = mpsc::channel(1);
         let (sender, lines) = mpsc::channel(1);
+        let is_edited = Arc::<AtomicBool>::default();
+        let keys = Keys { is_edited: is_edited.clone() };
         let read = move || {
-            let mut editor = match editor(history.as_deref()) {
+            let mut editor = match editor(keys, history.as_deref()) {
                 Ok(editor) => editor,
                 Err(error) => return drop(sender.blocking_send(Line::Failed(error))),
             };
@@ -74,13 +80,20 @@ impl Prompt {
             .name("prompt".to_owned())
             .spawn(read)
             .map_err(CliError::io("read lines"))?;
-        Ok(Self { wanted, lines })
+        Ok(Self { wanted, lines, is_edited })
     }
 
     /// Shows the prompt. [`Self::line`] has what comes of it.
     pub(super) async fn show(&self) {
+        self.is_edited.store(false, Ordering::Relaxed);
         // Where the thread has ended, its last word is there to be read.
         let _ = self.wanted.send(()).await;
+    }
+
+    /// Whether an interrupt that comes now is about the line that was written: while it is, the terminal makes none, as Ctrl-C is a key
+    /// then. One from before the prompt is about what was there before.
+    pub(super) fn is_edited(&self) -> bool {
+        self.is_edited.load(Ordering::Relaxed)
     }
 
     /// What comes of the prompt that was shown last.
@@ -103,7 +116,7 @@ impl Prompt {
     }
 }
 
-fn editor(history: Option<&std::path::Path>) -> rustyline::Result<Editor<Keys, FileHistory>> {
+fn editor(keys: Keys, history: Option<&std::path::Path>) -> rustyline::Result<Editor<Keys, FileHistory>> {
     let config = rustyline::Config::builder()
         .max_history_size(N_KEPT_MAX)?
         .history_ignore_dups(true)?
@@ -112,7 +125,7 @@ fn editor(history: Option<&std::path::Path>) -> rustyline::Result<Editor<Keys, F
         .completion_type(rustyline::CompletionType::List)
         .build();
     let mut editor = Editor::with_config(config)?;
-    editor.set_helper(Some(Keys));
+    editor.set_helper(Some(keys));
     editor.bind_sequence(
         KeyEvent(KeyCode::Enter, Modifiers::NONE),
         EventHandler::Conditional(Box::new(Continuation)),
@@ -156,12 +169,20 @@ fn keep(editor: &mut Editor<Keys, FileHistory>, text: &str, history: &mut Option
 }
 
 /// What keys do beyond what they do in a shell.
-struct Keys;
+struct Keys {
+    /// Set whenever the line is drawn, which it is once the terminal is the editor's.
+    is_edited: Arc<AtomicBool>,
+}
 
 impl Helper for Keys {}
 impl Highlighter for Keys {}
 impl Hinter for Keys {
     type Hint = String;
+
+    fn hint(&self, _line: &str, _pos: usize, _context: &Context<'_>) -> Option<String> {
+        self.is_edited.store(true, Ordering::Relaxed);
+        None
+    }
 }
 
 impl Validator for Keys {

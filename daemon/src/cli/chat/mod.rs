@@ -10,6 +10,7 @@
 mod command;
 mod conversation;
 mod editor;
+mod finding;
 mod partner;
 mod settings;
 mod store;

@@ -122,6 +122,8 @@ pub(super) struct Partner {
     sender: GuestSender,
     /// The name of its model.
     pub(super) model: String,
+    /// Whether the user has interrupted something that is no answer, and is short: the answer after it is not begun then.
+    is_pressed: bool,
 }
 
 impl Partner {
@@ -138,8 +140,8 @@ impl Partner {
     ) -> Result<Self, Silence> {
         let guest = client.start(program, options).await.map_err(CliError::from)?;
         let sender = guest.sender();
-        let mut partner = Self { guest, sender, model: String::new() };
-        match partner.reply(screen, presses, &mut Heard::default()).await? {
+        let mut partner = Self { guest, sender, model: String::new(), is_pressed: false };
+        match partner.reply_short(screen, presses).await? {
             Reply::Ready(model) => partner.model = model,
             other => return Err(out_of_turn(&other).into()),
         }
@@ -163,6 +165,11 @@ impl Partner {
         Ok(())
     }
 
+    /// What was interrupted until now was not the answer that comes.
+    pub(super) fn forget_press(&mut self) {
+        self.is_pressed = false;
+    }
+
     /// Has the guest answer what it was told; the text is shown and added to `text`.
     ///
     /// # Errors
@@ -174,6 +181,9 @@ impl Partner {
         presses: &mut Presses,
         text: &mut String,
     ) -> Result<Answered, Silence> {
+        if self.is_pressed {
+            return Err(Silence::Dismissed);
+        }
         self.send(&Request::Answer(settings), presses).await?;
         let (begun, mut heard) = (Instant::now(), Heard::default());
         let reply = self.reply(screen, presses, &mut heard).await;
@@ -201,7 +211,7 @@ impl Partner {
         presses: &mut Presses,
     ) -> Result<u64, Silence> {
         self.send(request, presses).await?;
-        match self.reply(screen, presses, &mut Heard::default()).await? {
+        match self.reply_short(screen, presses).await? {
             Reply::Done(n_tokens) => Ok(n_tokens),
             Reply::Failed(why) => Err(Silence::Refused(why)),
             other => Err(out_of_turn(&other).into()),
@@ -216,6 +226,26 @@ impl Partner {
                 Press::End => Silence::End,
             }),
             sent = self.sender.send(json(request)) => Ok(sent.map_err(CliError::from)?),
+        }
+    }
+
+    /// The next reply to what is no answer. The first interrupt is kept for the answer that comes next, the second dismisses the guest.
+    async fn reply_short(&mut self, screen: &mut Screen, presses: &mut Presses) -> Result<Reply, Silence> {
+        let mut heard = Heard::default();
+        loop {
+            let press = tokio::select! {
+                biased;
+                press = presses.next() => press,
+                reply = self.event(screen, &mut heard) => match reply? {
+                    Some(reply) => return Ok(reply),
+                    None => continue,
+                },
+            };
+            match press {
+                Press::Interrupt if !self.is_pressed => self.is_pressed = true,
+                Press::Interrupt => return Err(Silence::Dismissed),
+                Press::End => return Err(Silence::End),
+            }
         }
     }
 
@@ -240,26 +270,38 @@ impl Partner {
                     }
                     Press::End => return Err(Silence::End),
                 },
-                event = self.guest.next() => match event {
-                    Some(Ok(Event::Json { json })) => {
-                        match serde_json::from_str(&json).map_err(|_| out_of_turn(&json))? {
-                            // What it is asked for will be asked of another one.
-                            Reply::Kept(_) => {}
-                            reply => return Ok(reply),
-                        }
-                    }
-                    Some(Ok(event)) => {
-                        screen.show(&event)?;
-                        if let Event::Text { text } = event {
-                            heard.text.push_str(&text);
-                            heard.first.get_or_insert_with(Instant::now);
-                        }
-                    }
-                    Some(Err(error)) => return Err(ended(error).into()),
-                    None => return Err(CliError::Client(Error::GuestEnded).into()),
+                reply = self.event(screen, heard) => if let Some(reply) = reply? {
+                    return Ok(reply);
                 },
-                () = screen.progress_due() => {}
             }
+        }
+    }
+
+    /// The next thing that comes of the guest, or of time, if it is a reply. Dropping the future loses nothing.
+    async fn event(&mut self, screen: &mut Screen, heard: &mut Heard) -> Result<Option<Reply>, Silence> {
+        let event = tokio::select! {
+            biased;
+            event = self.guest.next() => event,
+            () = screen.progress_due() => return Ok(None),
+        };
+        match event {
+            Some(Ok(Event::Json { json })) => {
+                match serde_json::from_str(&json).map_err(|_| out_of_turn(&json))? {
+                    // What it is asked for will be asked of another one.
+                    Reply::Kept(_) => Ok(None),
+                    reply => Ok(Some(reply)),
+                }
+            }
+            Some(Ok(event)) => {
+                screen.show(&event)?;
+                if let Event::Text { text } = event {
+                    heard.text.push_str(&text);
+                    heard.first.get_or_insert_with(Instant::now);
+                }
+                Ok(None)
+            }
+            Some(Err(error)) => Err(ended(error).into()),
+            None => Err(CliError::Client(Error::GuestEnded).into()),
         }
     }
 }

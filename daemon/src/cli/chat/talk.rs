@@ -1,16 +1,17 @@
 //! A conversation on a terminal.
 
-use trellis_client::{Error, ErrorBody, ErrorCode, Lost, Program, StartOptions};
+use trellis_client::{Error, ErrorBody, ErrorCode, Program, StartOptions};
 
 use super::ChatArgs;
 use super::command::{self, Command, Input};
 use super::conversation::{Conversation, Message, Role};
 use super::editor::{Line, Prompt, SIGN};
+use super::finding::Finding;
 use super::partner::{Answered, Ending, Partner, Request, Silence};
 use super::settings::Settings;
 use super::store::{Store, StoreError};
 use crate::bundled;
-use crate::cli::connect::{Found, Home, HomeArgs};
+use crate::cli::connect::{Home, HomeArgs};
 use crate::cli::error::CliError;
 use crate::cli::interrupt::{Press, Presses};
 use crate::cli::output::{Format, escaped, note, print_line, remark};
@@ -35,7 +36,7 @@ pub(super) async fn talk(args: ChatArgs) -> Result<(), CliError> {
     let (home, program) = presses
         .stop(async {
             let program = run::program(&named, Format::Text).await?;
-            Ok((run::home(&args.home, &named, Format::Text).await?, program))
+            Ok((run::home(&args.home, &named, &mut args.home.patience(Format::Text)).await?, program))
         })
         .await?;
     let store = Store::of_user();
@@ -113,12 +114,13 @@ impl Talk {
                 return Err(CliError::Interrupted);
             }
             prompt.show().await;
+            let mut is_interrupted = false;
             let line = loop {
                 tokio::select! {
                     biased;
                     press = self.presses.next() => match press {
-                        // One for an answer that had ended.
-                        Press::Interrupt => {}
+                        // One from before the prompt was for an answer that had ended.
+                        Press::Interrupt => is_interrupted |= prompt.is_edited(),
                         Press::End => {
                             prompt.withdraw().await;
                             return Err(CliError::Interrupted);
@@ -128,6 +130,8 @@ impl Talk {
                 }
             };
             let next = match line {
+                // Pressed behind the line, before anything came of it.
+                Line::Text(_) if is_interrupted => Next::GoOn,
                 Line::Text(text) => match command::read(&text) {
                     Ok(Input::Nothing) => Next::GoOn,
                     Ok(Input::Message(text)) => self.answer(&text).await?,
@@ -147,18 +151,20 @@ impl Talk {
         }
     }
 
-    /// Starts a guest on a model. Where the daemon has gone, in the next one.
+    /// Starts a guest on a model. Where the daemon has gone or is about to, in the next one.
     async fn start(&mut self, model: Option<String>) -> Result<Partner, Silence> {
         let options =
             StartOptions { model, seed: self.seed, label: Some(GUEST.to_owned()), ..StartOptions::default() };
-        let Self { home, program, screen, presses, .. } = self;
-        let started = Partner::start(&home.client, program.clone(), options.clone(), screen, presses).await;
-        match started {
-            Err(Silence::Lost(CliError::Client(Error::ConnectionLost(_)))) => {
-                *home = presses.stop(find_again(&self.args)).await?;
-                Partner::start(&home.client, program.clone(), options, screen, presses).await
+        let mut finding = Finding::new(&self.args);
+        loop {
+            let Self { home, program, screen, presses, .. } = self;
+            let started = Partner::start(&home.client, program.clone(), options.clone(), screen, presses);
+            match started.await {
+                Err(Silence::Lost(error)) if !home.is_inside() => {
+                    *home = presses.stop(finding.after(&self.args, error)).await?;
+                }
+                started => return started,
             }
-            started => started,
         }
     }
 
@@ -184,6 +190,9 @@ impl Talk {
     /// Has the model answer a message. What was said when an answer is cut short stays said.
     async fn answer(&mut self, message: &str) -> Result<Next, CliError> {
         let mut text = String::new();
+        if let Some(partner) = &mut self.partner {
+            partner.forget_press();
+        }
         let outcome = loop {
             let (partner, was_there) = match self.partner().await {
                 Ok(there) => there,
@@ -371,9 +380,16 @@ impl Talk {
     }
 
     async fn list_models(&mut self) -> Result<Next, CliError> {
-        let models = match self.presses.stop(async { Ok(self.home.client.models().await?) }).await {
-            Ok(models) => models,
-            Err(error) => return Ok(said_wrong(&error)),
+        let mut finding = Finding::new(&self.args);
+        let models = loop {
+            let Self { home, args, presses, .. } = self;
+            match presses.stop(async { Ok(home.client.models().await?) }).await {
+                Ok(models) => break models,
+                Err(error) => match presses.stop(finding.after(args, error)).await {
+                    Ok(found) => *home = found,
+                    Err(error) => return Ok(said_wrong(&error)),
+                },
+            }
         };
         let own = self.partner.as_ref().map(|partner| partner.model.as_str());
         let lines = models.iter().map(|model| {
@@ -425,14 +441,6 @@ impl Talk {
         });
         self.presses.stop(async { Ok(loading.await?) }).await?;
         Ok(())
-    }
-}
-
-/// The daemon after one that has gone. A conversation that was held elsewhere loads no models into this process.
-async fn find_again(args: &HomeArgs) -> Result<Home, CliError> {
-    match args.find(Format::Text).await? {
-        Found::There(home) => Ok(home),
-        Found::Here(_) => Err(Error::ConnectionLost(Lost::Closed).into()),
     }
 }
 

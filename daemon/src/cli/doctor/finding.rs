@@ -57,6 +57,8 @@ pub(super) enum Code {
     MemoryTaken,
     MemoryUnknown,
     NoIsolation,
+    NoLandlock,
+    OldLandlock,
 }
 
 impl fmt::Display for Code {

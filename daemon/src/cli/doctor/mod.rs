@@ -36,6 +36,7 @@ use super::access::Identity;
 use super::connect::{socket_of_environment, socket_told};
 use super::error::CliError;
 use super::output::{self, Format};
+use super::served;
 use super::service;
 use crate::config::{Config, Device};
 use crate::device::{self, Chosen, KERNELS_DIR};
@@ -66,10 +67,12 @@ pub(crate) struct DoctorArgs {
 pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliError> {
     let DoctorArgs { config: file, verbose } = args;
     let (of_settings, config) = settings::check(file.as_deref());
+    let config = served::with_isolation(file.as_deref(), config);
     let who = Identity::this_process();
     let told = socket_told(None, socket_of_environment(), &config);
     let (of_socket, daemon) = socket::check(told.as_deref(), &who, socket::ANSWER_MAX).await;
-    let of_isolation = isolation::check(&told.or_else(default_socket).unwrap_or_default()).await;
+    let of_isolation =
+        isolation::check(config.isolation, &told.or_else(default_socket).unwrap_or_default()).await;
     let runner = runner(file.as_deref(), &who);
     let looking = tokio::task::spawn_blocking(move || {
         let of_folders = folders::check(&config, &runner);

@@ -60,7 +60,7 @@ pub(super) async fn check(told: Option<&Path>, who: &Identity, patience: Duratio
         }
         let starts = owner_of(&path).and_then(|Owner { pid, phase }| match phase {
             Phase::Starting(Some(progress)) => Some((pid, progress)),
-            Phase::Starting(None) | Phase::Ready => None,
+            Phase::Starting(None) | Phase::Ready | Phase::Ending => None,
         });
         if let (Reached::Silent { .. }, Some((pid, progress))) = (&reached, starts) {
             let said = format!("{} starts: {progress}", process(Some(pid)));

@@ -69,7 +69,8 @@ Examples:
   trellis service install --root ./image     the files alone
 
 The program goes to /usr/local/bin, units to /etc/systemd/system, and a configuration to /etc/trellis/trellis.toml where there is
-none. The daemon runs as the user trellis; members of the group trellis may use it (`sudo usermod -aG trellis ADA`).";
+none. The daemon runs as the user trellis; members of the group trellis may use it (`sudo usermod -aG trellis ADA`), each of whom has a
+process of his own for guests unless the configuration says otherwise.";
 
 const UNINSTALL_EXAMPLES: &str = "\
 Examples:
@@ -85,6 +86,7 @@ Exit status: 0 it runs or starts, 1 it does not.";
 
 const UNIT: &str = include_str!("../../../packaging/trellis.service");
 const SOCKET_UNIT: &str = include_str!("../../../packaging/trellis.socket");
+const METRICS_UNIT: &str = include_str!("../../../packaging/trellis-metrics.socket");
 const SYSUSERS: &str = include_str!("../../../packaging/sysusers.conf");
 
 /// Where a package has the program, as the unit names it, and where this command puts it.
@@ -94,6 +96,7 @@ const EXE: &str = "/usr/local/bin/trellis";
 const CONFIG: &str = "/etc/trellis/trellis.toml";
 const UNIT_FILE: &str = "/etc/systemd/system/trellis.service";
 const SOCKET_FILE: &str = "/etc/systemd/system/trellis.socket";
+const METRICS_FILE: &str = "/etc/systemd/system/trellis-metrics.socket";
 const SYSUSERS_FILE: &str = "/etc/sysusers.d/trellis.conf";
 
 /// Where packages have the unit.
@@ -112,6 +115,7 @@ const STATE: &str = "/var/lib/trellis";
 const RUNNING: &str = "/run/systemd/system";
 
 const UNITS: [&str; 2] = ["trellis.socket", "trellis.service"];
+const METRICS_SOCKET: &str = "trellis-metrics.socket";
 const USER: &str = "trellis";
 
 /// A file that installing writes.
@@ -207,6 +211,10 @@ fn uninstall(image: &Image, purge: bool, format: Format) -> Result<(), CliError>
     if image.is_machine() {
         output::note(format, "stopping; what runs is waited for");
         run("systemctl", &["disable", "--quiet", "--now", UNITS[0], UNITS[1]])?;
+        // An earlier program has not put it there.
+        if image.has(METRICS_FILE).map_err(looking(METRICS_FILE))? {
+            run("systemctl", &["disable", "--quiet", "--now", METRICS_SOCKET])?;
+        }
     }
     let mut done = Done::default();
     let config = image.at(CONFIG).map_err(looking(CONFIG))?;
@@ -283,12 +291,14 @@ fn listen_stream(unit: &str) -> Option<PathBuf> {
 }
 
 /// The units and the user's, for the place of the program; with its mark, if it has one.
-fn files(mark: Option<&str>) -> [File; 3] {
+fn files(mark: Option<&str>) -> [File; 4] {
     let unit = UNIT.replace(PACKAGED_EXE, EXE);
     let unit = mark.map_or_else(|| unit.clone(), |mark| mark::put(&unit, mark));
     [
         File { path: UNIT_FILE, text: unit },
         File { path: SOCKET_FILE, text: SOCKET_UNIT.to_owned() },
+        // Nobody listens for scrapes until the operator enables it.
+        File { path: METRICS_FILE, text: METRICS_UNIT.to_owned() },
         File { path: SYSUSERS_FILE, text: SYSUSERS.to_owned() },
     ]
 }
@@ -358,6 +368,8 @@ mod tests {
         install(&image, Format::Json).expect("nothing is there");
         let unit = fs::read_to_string(at(UNIT_FILE)).expect("written");
         assert!(unit.contains("ExecStart=/usr/local/bin/trellis serve --config /etc/trellis/trellis.toml\n"));
+        let metrics = fs::read_to_string(at(METRICS_FILE)).expect("written");
+        assert!(metrics.contains("FileDescriptorName=metrics\n"), "{metrics}");
         let mode = |path: &str| fs::metadata(at(path)).expect("written").permissions().mode() & 0o777;
         assert_eq!((mode(EXE), mode(UNIT_FILE), mode("/etc/trellis")), (0o755, 0o644, 0o755));
         check(&at(CONFIG), Starter::Service(None)).expect("a daemon starts with it");
@@ -369,7 +381,7 @@ mod tests {
         uninstall(&image, false, Format::Json).expect("it is there");
         assert!(at("/var/lib/trellis/contexts").exists(), "what guests have saved stays");
         assert_eq!(fs::read_to_string(at(CONFIG)).expect("kept"), "models = ['draft']");
-        assert!(!at(UNIT_FILE).exists() && !at(SOCKET_FILE).exists() && !at(EXE).exists());
+        assert!([UNIT_FILE, SOCKET_FILE, METRICS_FILE, EXE].iter().all(|path| !at(path).exists()));
         assert!(matches!(uninstall(&image, false, Format::Json), Err(CliError::NoService)));
         install(&image, Format::Json).expect("again");
         // A program that came there in another way is not this command's to take.

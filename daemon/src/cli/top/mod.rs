@@ -93,7 +93,7 @@ pub(crate) async fn top(args: TopArgs, format: Format) -> Result<(), CliError> {
     if format == Format::Json || !is_terminal {
         return Err(CliError::NoTerminal);
     }
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let interrupts = Interrupts::watch()?;
     live(args, client, &interrupts).await
 }
@@ -106,7 +106,7 @@ struct Shown<'a> {
 }
 
 async fn once(args: &TopArgs, format: Format) -> Result<(), CliError> {
-    let client = args.socket.connect().await?;
+    let client = args.socket.connect(format).await?;
     let first = Sample::take(&client).await?;
     if format == Format::Json {
         return output::print_line(&output::to_json(&Shown { daemon: &first.daemon, guests: &first.guests }));

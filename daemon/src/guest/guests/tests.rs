@@ -98,7 +98,8 @@ impl House {
         let hash = blake3::hash(wasm);
         Program::load(self.host.pool.runtime(), &self.host.limits, hash, &code)?;
         self.host.cache.store(&hash, &code)?;
-        Ok(self.host.load(actor, &hash).expect("it was stored and loads").0)
+        let wanted = Wanted::new(actor, BroughtBy::Operator, hash);
+        Ok(self.host.load(&wanted).expect("it was stored and loads").0)
     }
 
     fn start_with(
@@ -123,6 +124,7 @@ impl House {
             actor: ActorId(1000),
             session: SessionId(1),
             account: Account::new("session", Budget::UNLIMITED, None),
+            n_guests_of_user: self.host.limits.n_guests_per_user,
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
             model: None,
             loads: LoadListener::default(),
@@ -429,16 +431,16 @@ async fn programs_are_kept_while_their_code_fits() {
     let named = |name: &str| plain(&format!(r#"{RETURN} (func (export "{name}"))"#));
     let [a, b, c] = ["a", "b", "c"].map(|name| house.program(&named(name)).expect("a program"));
     let mut programs = Programs::new(10, a.memory_bytes() + b.memory_bytes().max(c.memory_bytes()));
-    programs.insert(a.clone(), USER);
-    programs.insert(b.clone(), USER);
-    programs.insert(b.clone(), USER);
+    programs.insert(a.hash(), a.clone(), USER);
+    programs.insert(b.hash(), b.clone(), USER);
+    programs.insert(b.hash(), b.clone(), USER);
     assert!(programs.get(&b.hash()).is_some() && programs.get(&a.hash()).is_some());
-    programs.insert(c.clone(), USER);
+    programs.insert(c.hash(), c.clone(), USER);
     let kept = [&a, &b, &c].map(|program| programs.get(&program.hash()).is_some());
     assert_eq!(kept, [true, false, true], "the least recently used made room");
 
     let mut none = Programs::new(10, a.memory_bytes() - 1);
-    none.insert(a.clone(), USER);
+    none.insert(a.hash(), a.clone(), USER);
     assert!(none.get(&a.hash()).is_none());
 }
 

@@ -24,6 +24,7 @@ mod looks;
 mod mixtures;
 mod models;
 mod paid;
+mod parts;
 pub(crate) mod programs;
 mod samplers;
 mod session;

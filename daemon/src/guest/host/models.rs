@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use trellis_engine::ModelHandle;
 use trellis_engine::model::{
-    ChatError, DecodeStream, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
+    ChatError, DecodeStream, EncodeError, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
+    YieldPoint,
 };
 use wasmtime::component::Resource;
 
@@ -40,15 +41,15 @@ impl GuestState {
         if length <= N_SHORT_MAX { work() } else { self.beside.run(&self.owner, &self.cpu, work).await }
     }
 
-    /// As [`Self::work`], for work that encodes so many bytes of text.
+    /// As [`Self::work`], for work that encodes so many bytes of text, in parts. It is given up with the guest.
     async fn encoding<T: Send + 'static>(
         &mut self,
         text_bytes: usize,
-        work: impl FnOnce() -> T + Send + 'static,
+        work: impl FnOnce(&YieldPoint) -> T + Send + 'static,
     ) -> T {
         match text_bytes {
-            0..=N_SHORT_MAX => work(),
-            _ => self.beside.run_in_room(&self.owner, &self.cpu, Need::of_text(text_bytes), work).await,
+            0..=N_SHORT_MAX => work(&YieldPoint::NONE),
+            _ => self.work_in_parts(Need::of_text(text_bytes), work).await,
         }
     }
 
@@ -64,12 +65,16 @@ impl GuestState {
             SpecialTokens::AsText => Specials::AsText,
         };
         // It may wait for long.
-        let _paid = self.pay_for_call(text.len())?;
-        self.encoding(text.len(), move || {
-            let refused = |error| invalid("text", &text, format!("a text that can be encoded: {error}"));
-            model.model().tokenizer.encode(&text, special).map_err(refused)
+        let n_bytes = text.len();
+        let _paid = self.pay_for_call(n_bytes)?;
+        let encode = move |yields: &YieldPoint| {
+            let tokens = model.model().tokenizer.encode_in_parts(&text, special, yields);
+            tokens.map_err(|error| (error, text))
+        };
+        self.encoding(n_bytes, encode).await.map_err(|(error, text)| match error {
+            EncodeError::GivenUp(_) => self.out_of_time(),
+            error => invalid("text", &text, format!("a text that can be encoded: {error}")),
         })
-        .await
     }
 }
 
@@ -195,12 +200,14 @@ impl HostModel for GuestState {
         };
         let length = messages.iter().map(|message| message.content.len() + MESSAGE_FRAME_BYTES).sum();
         let _paid = self.pay_for_call(length)?;
-        let encode = move || {
+        let encode = move |yields: &YieldPoint| {
             let template = model.chat.as_ref().expect("checked above");
-            template.encode(&model.tokenizer, &messages, prompt, date)
+            template.encode_in_parts(&model.tokenizer, &messages, prompt, date, yields)
         };
-        let refused = |error: ChatError| ApiError::ChatTemplate(error.to_string());
-        let tokens = self.encoding(length, encode).await.map_err(refused)?;
+        let tokens = self.encoding(length, encode).await.map_err(|error| match error {
+            ChatError::GivenUp(_) | ChatError::Encode(EncodeError::GivenUp(_)) => self.out_of_time(),
+            error => ApiError::ChatTemplate(error.to_string()).into(),
+        })?;
         self.pay_for_answer(size_of_val(&*tokens))?;
         Ok(tokens)
     }

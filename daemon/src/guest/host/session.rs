@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use serde::de::IgnoredAny;
 use trellis_engine::Cause;
 use trellis_engine::account::Resource;
 
@@ -61,7 +60,9 @@ impl Host for GuestState {
     }
 
     async fn emit_json(&mut self, json: String) -> Result<(), HostError> {
-        if let Err(error) = serde_json::from_str::<IgnoredAny>(&json) {
+        let _paid = self.pay_for_call(json.len())?;
+        let (json, checked) = self.check_json(json).await?;
+        if let Err(error) = checked {
             return Err(invalid("json", json, format!("JSON: {error}")));
         }
         let (n_bytes, limit) = (json.len() as u64, self.limits.output_whole_bytes() as u64);
@@ -74,7 +75,6 @@ impl Host for GuestState {
             })
             .into());
         }
-        let _paid = self.pay_for_call(json.len())?;
         Ok(self.output.send(GuestOutput::Json(json)).await?)
     }
 

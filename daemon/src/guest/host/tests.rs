@@ -5,6 +5,7 @@ mod events;
 mod forced;
 mod generations;
 mod held;
+mod parts;
 mod refusals;
 mod speculation;
 mod streams;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit};
+use tokio::sync::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_engine::account::Account;
+use trellis_engine::account::{Account, ActorId};
 
 use super::PolicyFailure;
 use super::bindings::trellis::host::policies as wit;
@@ -17,6 +17,7 @@ use crate::guest::io::{
 use crate::guest::limits::GuestLimits;
 use crate::guest::log::pieces;
 use crate::guest::names::{REASON_BYTES_MAX, cut};
+use crate::user_places::{UserPlace, UserPlaces};
 
 /// A guest, as the policy is told of it.
 pub(crate) use super::bindings::trellis::host::policies::GuestInfo as PolicedGuest;
@@ -51,8 +52,7 @@ pub(crate) struct Closed<'a> {
 /// The policy between one guest and its client.
 pub(crate) struct Gate {
     instance: Mutex<Instance>,
-    /// Those of its user.
-    places: Arc<Semaphore>,
+    places: UserPlaces,
     about: PolicedGuest,
     /// Who pays for what goes through.
     account: Arc<Account>,
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Gate {
 impl Gate {
     pub(super) fn new(
         instance: Instance,
-        places: Arc<Semaphore>,
+        places: UserPlaces,
         about: PolicedGuest,
         account: Arc<Account>,
         limits: &GuestLimits,
@@ -89,9 +89,9 @@ impl Gate {
     }
 
     /// The instance, once it is this guest's turn and its user's.
-    async fn turn(&self) -> (MutexGuard<'_, Instance>, SemaphorePermit<'_>) {
+    async fn turn(&self) -> (MutexGuard<'_, Instance>, UserPlace) {
         let instance = self.instance.lock().await;
-        (instance, self.places.acquire().await.expect("it is never closed"))
+        (instance, self.places.take(ActorId(self.about.uid)).await)
     }
 
     /// The guest's arguments, as the policy lets them through.

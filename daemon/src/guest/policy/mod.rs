@@ -45,7 +45,7 @@ use super::ticker::Ticker;
 use super::wasi;
 use crate::user_places::UserPlaces;
 
-/// The part of the processors that calls for one user may take, and one in any case.
+/// The part of the processors that calls for one user may take beside those for others, and one in any case. Calls are bounded.
 const PART_OF_PROCESSORS: usize = 2;
 
 /// A policy that has begun once, and may for every guest.
@@ -56,7 +56,7 @@ pub struct Policy {
     guest_limits: GuestLimits,
     pre: PolicyPre<PolicyState>,
     ticker: Ticker,
-    /// Its calls for one user take no more processors than these: they are nobody's time but the daemon's.
+    /// For calls under way, which are nobody's time but the daemon's: a user that is alone has all processors.
     places: UserPlaces,
 }
 
@@ -132,7 +132,7 @@ impl Policy {
         let ticker = Ticker::start(&engine, || ())?;
         let (settings, guest_limits) = (settings.clone(), guest_limits.clone());
         let n_processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let places = UserPlaces::new((n_processors / PART_OF_PROCESSORS).max(1));
+        let places = UserPlaces::new(n_processors, (n_processors / PART_OF_PROCESSORS).max(1));
         Ok(Self { path, hash, settings, guest_limits, pre, ticker, places })
     }
 
@@ -209,12 +209,11 @@ impl Policy {
         about: PolicedGuest,
         account: &Arc<Account>,
     ) -> Result<Gate, PolicyFailure> {
-        let places = self.places.of(ActorId(about.uid));
         let instance = {
-            let _place = places.acquire().await.expect("it is never closed");
+            let _place = self.places.take(ActorId(about.uid)).await;
             self.instance(account).await?
         };
-        Ok(Gate::new(instance, places, about, account.clone(), &self.guest_limits))
+        Ok(Gate::new(instance, self.places.clone(), about, account.clone(), &self.guest_limits))
     }
 }
 

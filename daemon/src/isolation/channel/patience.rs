@@ -1,8 +1,10 @@
 //! How long an end looks by itself before it sleeps.
 //!
-//! To wake a thread takes as long as many answers do, and longer on a virtual machine: so an end looks for a while, for longer
-//! where what it slept for came soon after, and not at all where that took long, as for a step of the device: it would take
-//! processors from those who compute. After each look the processor is offered to others, one of which may be what is
+//! To wake a thread takes as long as many answers do, and longer on a virtual machine: so an end looks for a while before it sleeps,
+//! [`LEAST`] (20 µs) at first. Where it slept, and what it waited for came within [`MOST`] (160 µs) of the beginning of that wait, it would
+//! have been cheaper to look on: it looks twice as long the next time, up to `MOST`. Where that came later, as for a step of
+//! the device, it does not look at all the next time: it would take processors from those who compute. One answer within `MOST` has it
+//! look for `LEAST` again. After each look the processor is offered to others, one of which may be what is
 //! waited for. Where the offer is taken up for long there are more threads than processors: then an end sleeps at once, since
 //! who sleeps has a processor sooner again than who offers it.
 
@@ -12,7 +14,9 @@ use std::time::{Duration, Instant};
 /// Looks between two offers, about a microsecond.
 pub(super) const N_LOOKS: u32 = 16;
 
+/// How long an end looks that knows nothing of what it waits for, or whose last sleep was a short one after long ones.
 const LEAST: Duration = Duration::from_micros(20);
+/// What came within this was worth waiting for awake. The longest look; only after sleeps that ended within it.
 const MOST: Duration = Duration::from_micros(160);
 
 /// An offer that lasts longer went to a thread that computes.

@@ -19,7 +19,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
 pub use error::ConfineError;
-pub use files::FileRules;
+pub use files::{FileRules, Lacking};
 
 /// The first to be killed when the machine has no memory left.
 const OOM_SCORE: &str = "1000";

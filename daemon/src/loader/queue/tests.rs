@@ -168,6 +168,24 @@ async fn guests_that_come_without_a_gap_keep_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn those_behind_hear_at_once_that_gates_close_for_the_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let loader = loader(folder.path(), |config| config.model_wait_ms = 400).await;
+    let _held = opened(open(&loader, 1, "a")).await;
+    let needs = loader.fit("b".to_owned(), None).await.expect("it is there").needs;
+    let in_the_way = loader.models.now();
+    let mut first = Ticket::new(&loader, Device::Cpu, Wish::User(ActorId(2)));
+    first.wait(needs);
+    let changes = loader.changes.subscribe();
+    first.press(&in_the_way);
+    assert!(!changes.has_changed().expect("the loader lives"), "it has not been the first for a turn");
+    first.over().await;
+    first.press(&in_the_way);
+    assert_eq!(loader.gates.n_closed(Instant::now()), 1);
+    assert!(changes.has_changed().expect("the loader lives"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_holds_a_model_for_long_stops_the_starts_of_others_for_a_while_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let loader = loader(folder.path(), |config| config.model_wait_ms = 8_000).await;

@@ -30,12 +30,26 @@ pub fn check(input: &[u8]) {
     let _ = run(input);
 }
 
-/// What came of the program, if it is one that may be run.
-fn run(input: &[u8]) -> Option<Found> {
+/// Gives the program and the row that these bytes make, if they make a program, to something else that runs programs.
+pub fn given<T>(input: &[u8], run: impl FnOnce(&Program, &DrawInputs<'_>) -> T) -> Option<T> {
+    let (case, program) = made(input)?;
+    let program = if case.is_constrained { program.constrained() } else { program };
+    let members: Vec<&[f32]> = case.members.iter().map(Vec::as_slice).collect();
+    Some(run(&program, &case.inputs(&members, N_TOKENS_MAX)))
+}
+
+/// What the bytes make, if it is a program that may be run.
+fn made(input: &[u8]) -> Option<(Case, Program)> {
     let mut bytes = Unstructured::new(input);
     let case = Case::new(&mut bytes).expect("zeros make a case");
     let definition = case.definition(&mut bytes).expect("zeros make a program")?;
     let program = Program::new(definition, case.shape).ok()?;
+    Some((case, program))
+}
+
+/// What came of the program, if it is one that may be run.
+fn run(input: &[u8]) -> Option<Found> {
+    let (case, program) = made(input)?;
     let sent = rmp_serde::to_vec(&program).expect("a program is plain data");
     let received: Program = rmp_serde::from_slice(&sent).expect("what was checked is right");
     assert!(received == program && received.id() == program.id());

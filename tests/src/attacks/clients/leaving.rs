@@ -91,7 +91,7 @@ clients! {
             let id = raw.start(&site.hostile, &["loop"]).await?;
             raw.send(&ClientMessage::Cancel { id }).await?;
             let ending = raw.end(id).await?;
-            if ending.code != "cancelled" && ending.code != "stopped" {
+            if ending.code != "cancelled" {
                 return Ok(ending);
             }
         }

@@ -7,7 +7,7 @@ use trellis_wire::{Call, ClientMessage, ServerMessage, Value};
 
 use super::super::ends::BUSY;
 use super::super::raw::Raw;
-use super::super::{Ending, PATIENCE, Site};
+use super::super::{Ending, Site};
 use super::{clients, ready};
 
 /// Guests at once.
@@ -50,14 +50,15 @@ async fn at_once(raw: &mut Raw, site: &Site, arguments: &[&str], n_guests: usize
         ids.push(raw.start(&site.hostile, arguments).await?);
     }
     let (mut last, mut odd) = (Ending::well(), None);
-    let mut is_cancelled = !site.cancels_guests;
+    // Until then they are left alone; `None` once they are cancelled, and where their limits are what ends them.
+    let mut until = site.patience.map(|patience| site.until + patience);
     while !ids.is_empty() {
-        let next = match is_cancelled {
-            true => raw.next().await?,
-            false => match tokio::time::timeout_at((site.until + PATIENCE).into(), raw.next()).await {
+        let next = match until {
+            None => raw.next().await?,
+            Some(time) => match tokio::time::timeout_at(time.into(), raw.next()).await {
                 Ok(next) => next?,
                 Err(_) => {
-                    is_cancelled = true;
+                    until = None;
                     for id in &ids {
                         raw.send(&ClientMessage::Cancel { id: *id }).await?;
                     }
@@ -69,7 +70,10 @@ async fn at_once(raw: &mut Raw, site: &Site, arguments: &[&str], n_guests: usize
             Some(ServerMessage::End { id, outcome, .. }) => {
                 ids.retain(|other| *other != id);
                 last = Ending::from(outcome);
-                if !BUSY.iter().any(|end| end.fits(&last)) {
+                if site.patience.is_some() && until.is_none() {
+                    last = last.of_cancelled();
+                }
+                if !last.is_cut() && !BUSY.iter().any(|end| end.fits(&last)) {
                     odd.get_or_insert_with(|| last.clone());
                 }
             }

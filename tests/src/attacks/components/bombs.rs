@@ -17,8 +17,13 @@ pub(in super::super) fn functions(n: usize) -> Vec<u8> {
 }
 
 pub(in super::super) fn long_function() -> Vec<u8> {
+    function_of(60_000)
+}
+
+/// One function of so many operations.
+pub(in super::super) fn function_of(n: usize) -> Vec<u8> {
     let operations: String =
-        (0..60_000).map(|i| format!("i32.const {i} i32.xor i32.const 3 i32.rotl\n")).collect();
+        (0..n).map(|i| format!("i32.const {i} i32.xor i32.const 3 i32.rotl\n")).collect();
     plain(&format!("(func (param i32) (result i32) local.get 0 {operations})"), "")
 }
 

@@ -205,7 +205,7 @@ impl House {
     }
 }
 
-/// Whether a file of the cache is what its daemon wrote: the code, and its hash with the component's, of the name, as the key.
+/// Whether a file of the cache is what its daemon wrote: the code, and its hash with the one of the name as the key.
 fn is_whole(name: &str, bytes: &[u8]) -> bool {
     let component = name.split('-').next().and_then(|hash| blake3::Hash::from_hex(hash).ok());
     let parts = bytes.len().checked_sub(blake3::OUT_LEN).map(|n_code| bytes.split_at(n_code));

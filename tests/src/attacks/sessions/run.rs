@@ -12,6 +12,8 @@ use trellis::config::Config;
 use trellis::guest::GuestLimits;
 
 use super::{ByMoment, MOMENTS, Visits, complaints, visit};
+use crate::attacks::neighbour::Window;
+use crate::attacks::neighbours::Neighbours;
 use crate::attacks::processes::{Daemon, User, VISITOR, site};
 use crate::attacks::raw::Raw;
 use crate::attacks::saved;
@@ -19,6 +21,9 @@ use crate::attacks::state::State;
 
 /// Users, each with as many sessions.
 const N_USERS: u32 = 4;
+
+/// One more, with a stream beside them.
+const NEIGHBOUR: User = User(N_USERS);
 
 /// How many times each user comes to each moment before anything is measured.
 const N_WARM_ROUNDS: usize = 5;
@@ -35,6 +40,8 @@ pub struct Report {
     pub seconds: f64,
     /// How those of each moment ended.
     pub by_moment: ByMoment,
+    /// What the user with a stream had beside them.
+    pub neighbours: Vec<Window>,
     /// What the daemon held before.
     pub before: State,
     /// What it holds at the end.
@@ -61,15 +68,18 @@ pub fn run(mut daemon: Daemon, visits: Visits, say: &dyn Fn(&str)) -> io::Result
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut raw = runtime.block_on(Raw::connect(&daemon.socket()))?;
     let pid = daemon.pid();
+    let mut neighbours = Neighbours::begin(&daemon, [NEIGHBOUR])?;
     let warm =
         Visits { n_sessions: N_USERS as usize * N_WARM_ROUNDS * MOMENTS.len(), seed: !visits.seed, ..visits };
     visit_by_users(&daemon, warm, &mut |_| Ok(()))?;
     say("every moment was there for every user; waiting until nothing is left of them");
     let before = runtime.block_on(State::at_rest(&mut raw, pid))?;
 
+    neighbours.go()?;
     let begun = Instant::now();
     let mut resident_kb_max = 0;
     let by_moment = visit_by_users(&daemon, visits, &mut |n_done| {
+        neighbours.look()?;
         let state = runtime.block_on(State::of(&mut raw, pid))?;
         resident_kb_max = resident_kb_max.max(state.resident_kb + state.children_resident_kb);
         say(&format!("{:>5.0} s: {n_done} sessions; {}", begun.elapsed().as_secs_f64(), state.line()));
@@ -80,7 +90,10 @@ pub fn run(mut daemon: Daemon, visits: Visits, say: &dyn Fn(&str)) -> io::Result
     }
     let by_moment = by_moment?;
     let seconds = begun.elapsed().as_secs_f64();
+    neighbours.pause()?;
+    let (neighbours, of_neighbours) = neighbours.end();
     let mut complaints = complaints(&by_moment);
+    complaints.extend(of_neighbours);
     let (after, beyond) = runtime.block_on(State::back(&mut raw, pid, &before))?;
     complaints.extend(beyond);
     let left = saved::files(daemon.folder())?;
@@ -89,6 +102,7 @@ pub fn run(mut daemon: Daemon, visits: Visits, say: &dyn Fn(&str)) -> io::Result
         n_sessions: visits.n_sessions,
         seconds,
         by_moment,
+        neighbours,
         before,
         after,
         resident_kb_max,
@@ -150,7 +164,7 @@ fn visit_by_users(
 /// # Errors
 /// A session panics.
 pub fn be_visitors(folder: &Path, visits: &Visits) -> io::Result<()> {
-    let site = site(folder, Instant::now(), false)?;
+    let site = site(folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let seen = runtime.block_on(async {
         let done = Arc::new(AtomicUsize::new(0));

@@ -4,6 +4,8 @@
 //! makes a step if it has one to make. A guest that opens what only the archive has waits for it, and so does one that forgets
 //! something, while all others go on.
 
+use std::time::{Duration, Instant};
+
 use tokio::sync::oneshot;
 
 use super::Core;
@@ -39,6 +41,8 @@ struct Parked {
     model: ModelId,
     name: SavedName,
     operation: Operation,
+    /// When it came, as the engine was told.
+    since: Option<Instant>,
     /// Of one that forgets: whether the engine had anything under the name.
     was_there: bool,
 }
@@ -70,6 +74,8 @@ struct Filling {
     kv: Vec<u8>,
     _charge: Option<HostCharge>,
     n_pages: usize,
+    /// When the first guest asked for it.
+    since: Option<Instant>,
 }
 
 impl Archiving {
@@ -155,7 +161,8 @@ impl Core {
         } else if !archiving.parked.iter().any(is_asked) {
             archive.fetch(name.clone(), owner.account.user().clone());
         }
-        archiving.parked.push(Parked { model, name: name.clone(), operation, was_there });
+        let since = self.outbox.turn_began();
+        self.archiving.parked.push(Parked { model, name: name.clone(), operation, since, was_there });
         if forgets {
             self.give_up_restoring(place, &name);
         }
@@ -242,7 +249,9 @@ impl Core {
         let begun = resident.lend(commons).begin_restoring(name, head, &owner);
         match begun {
             Ok(restoring) => {
-                let filling = Filling { restoring, kv, _charge: charge, n_pages: 0 };
+                let is_it = |parked: &&Parked| parked.model == model && parked.name == *name;
+                let since = archiving.parked.iter().filter(is_it).filter_map(|parked| parked.since).min();
+                let filling = Filling { restoring, kv, _charge: charge, n_pages: 0, since };
                 let does = Does::Restore(Box::new(filling));
                 archiving.jobs.push(Job { model, name: name.clone(), does });
                 true
@@ -377,11 +386,19 @@ impl Core {
             let (model, does) = (resident.id, Does::Restore(filling));
             return Ok(Some(Job { model, name: name.clone(), does }));
         }
-        let ended = resident.lend(commons).end_restoring(name, filling.restoring);
+        let Filling { restoring, kv, since, .. } = *filling;
+        let n_bytes = if restoring.pages.is_empty() { 0 } else { kv.len() as u64 };
+        let time = since.zip(self.outbox.turn_began()).map_or(Duration::ZERO, |(since, now)| now - since);
+        let ended = resident.lend(commons).end_restoring(name, restoring, (n_bytes, time));
         match ended {
-            Ok(Some((n_restored, n_tokens))) => {
-                tracing::info!(uid = name.actor.0, n_tokens, n_restored, "a saved context was reopened")
-            }
+            Ok(Some((restored, n_tokens))) => tracing::info!(
+                uid = name.actor.0,
+                n_tokens,
+                n_restored = restored.n_tokens,
+                n_bytes,
+                took_ms = restored.time.as_millis() as u64,
+                "a saved context was reopened"
+            ),
             Ok(None) => {}
             Err(error) => {
                 self.refuse_parked(place, name, &error);

@@ -91,10 +91,11 @@ impl Core {
         }
     }
 
-    /// Gives memory of host pages back to the system: of all models what is free anyway, and where that is not so many bytes, of as many
-    /// more at most in which KV is, which is given up. Says how many bytes went back.
+    /// Gives so many bytes of host pages back to the system at most, a granule more or less: of all models what is free anyway, and where
+    /// that is not so much, of the rest of it pages in which KV is, which is given up. A turn takes no longer than that, however much is
+    /// free. Says how many bytes went back.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
-        let mut n_freed_bytes = self.release_host_pages();
+        let mut n_freed_bytes = self.release_host_pages(n_bytes);
         let mut n_left_bytes = n_bytes.saturating_sub(n_freed_bytes);
         for place in self.places() {
             let Self { residents, commons, .. } = self;
@@ -107,16 +108,18 @@ impl Core {
             let n_given_up = resident.lend(commons).give_up_host_pages(n_pages);
             n_left_bytes = n_left_bytes.saturating_sub(n_given_up as u64 * page_bytes);
         }
-        n_freed_bytes += self.release_host_pages();
+        n_freed_bytes += self.release_host_pages(n_bytes.saturating_sub(n_freed_bytes));
         self.outbox.to(DESK, tag).send(Done::Relieved(n_freed_bytes));
     }
 
-    /// Gives memory of free host pages of all models back to the system, and returns how many bytes went.
-    fn release_host_pages(&mut self) -> u64 {
-        let residents = self.residents.iter_mut().flatten().filter(|resident| releases_host_pages(resident));
-        let released = residents
-            .map(|resident| resident.backend.release_host_pages(resident.scheduler.free_host_pages()));
-        released.sum()
+    /// Gives memory of free host pages of all models back to the system, so many bytes at most, and returns how many went.
+    fn release_host_pages(&mut self, n_bytes: u64) -> u64 {
+        let mut n_freed = 0;
+        for resident in self.residents.iter_mut().flatten().filter(|resident| releases_host_pages(resident)) {
+            let free = resident.scheduler.free_host_pages();
+            n_freed += resident.backend.release_host_pages(free, n_bytes.saturating_sub(n_freed));
+        }
+        n_freed
     }
 
     /// A step of the model at this place is under way.

@@ -162,11 +162,12 @@ impl Backend for Device {
         true
     }
 
-    fn release_host_pages(&mut self, free: &[HostPageId]) -> u64 {
+    fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         if self.ledger.lock().expect("nobody panicked").keeps_host_memory {
             return 0;
         }
-        let n_released = free.iter().filter(|page| self.written.remove(&page.0)).count();
+        let n_most = at_most.div_ceil(self.limits.page_bytes as u64) as usize;
+        let n_released = free.iter().filter(|page| self.written.remove(&page.0)).take(n_most).count();
         (n_released * self.limits.page_bytes) as u64
     }
 }
