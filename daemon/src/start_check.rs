@@ -34,7 +34,7 @@ pub(crate) struct Startable {
     pub(crate) classes: Classes,
     pub(crate) permissions: Permissions,
     /// Those that are loaded at the start.
-    pub(crate) models: Vec<Model>,
+    pub(crate) models: Vec<Arc<Model>>,
 }
 
 impl Startable {

@@ -34,6 +34,7 @@ impl Loader {
             let ending = self.ending.clone();
             runtime.spawn(async move {
                 tokio::select! {
+                    biased;
                     () = following => {}
                     () = ending.cancelled() => {}
                 }
@@ -59,6 +60,7 @@ async fn follow(loader: Weak<Loader>, models: Models, name: String, idle: Option
         let mut used = pin!(follow_use(&loader, &model, idle));
         loop {
             tokio::select! {
+                biased;
                 () = &mut used => break,
                 _ = listings.changed() => {
                     let now = listed(&listings.borrow_and_update(), &name);

@@ -52,6 +52,7 @@ impl Awaited {
             }
         };
         tokio::select! {
+            biased;
             () = idle => {}
             () = until => {}
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use trellis_engine::backend::{
-    Backend, BackendError, Collected, Damage, Limits, OldestStep, PAGE_LEN, WeightsInfo,
+    Backend, BackendError, Collected, Damage, KvBytes, KvPlace, Limits, OldestStep, PAGE_LEN, WeightsInfo,
 };
 use trellis_engine::batch::{
     Batch, CellMove, HostPageId, Input, LateMask, Output, OutputKind, PageId, Row, SlotId, Token,
@@ -16,6 +16,7 @@ use trellis_engine::batch::{
 use trellis_engine::model::Dtype;
 
 use super::draws::Draws;
+use super::machine::Taken;
 use super::mutation::Mutation;
 use super::naive;
 use super::notes::{Fault, Notes};
@@ -69,6 +70,8 @@ pub(super) struct Device {
     scene: DeviceScene,
     draws: Draws,
     notes: Arc<Notes>,
+    /// What it has taken of a device whose bytes are counted.
+    taken: Option<Taken>,
 }
 
 impl Device {
@@ -95,7 +98,13 @@ impl Device {
             scene,
             draws,
             notes,
+            taken: None,
         }
+    }
+
+    /// The same on a device whose bytes are counted.
+    pub(super) fn metered(self, taken: Taken) -> Self {
+        Self { taken: Some(taken), ..self }
     }
 
     /// An error, if this call is to fail.
@@ -202,6 +211,37 @@ impl Device {
     }
 }
 
+impl KvBytes for Device {
+    fn format(&self) -> String {
+        format!("simulated, {}", self.salt)
+    }
+
+    fn read(&mut self, pages: &[KvPlace], into: &mut Vec<u8>) -> Result<(), BackendError> {
+        self.fault("read")?;
+        for place in pages {
+            let page = match place {
+                KvPlace::Device(page) => &self.pages[page.0 as usize],
+                KvPlace::Host(page) => &self.host_pages[page.0 as usize],
+            };
+            into.extend(page.iter().flat_map(|cell| cell.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, pages: &[HostPageId], from: &[u8]) -> Result<(), BackendError> {
+        let fault = self.fault("write");
+        let is_lost = self.makes(Mutation::LostPageOfDisk, 500);
+        let bytes_of_page = size_of::<Page>();
+        for (page, bytes) in pages.iter().zip(from.chunks_exact(bytes_of_page)) {
+            let (cells, _) = bytes.as_chunks();
+            let cells = std::array::from_fn(|idx| u64::from_le_bytes(cells[idx]));
+            self.host_pages[page.0 as usize] =
+                if fault.is_ok() && !is_lost { cells } else { [GARBAGE; PAGE_LEN] };
+        }
+        fault
+    }
+}
+
 /// Numbers of pages.
 struct Pages<'a>(&'a [PageId]);
 
@@ -291,6 +331,10 @@ impl Backend for Device {
         Ok(Collected { outputs: outputs?, elapsed })
     }
 
+    fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
+        Some(self)
+    }
+
     fn n_pages(&self) -> usize {
         self.n_pages
     }
@@ -300,6 +344,9 @@ impl Backend for Device {
             self.fault("resize")?;
         }
         self.notes.event(format_args!("{}: {n_pages} pages after {}", self.name, self.n_pages));
+        if let Some(taken) = &mut self.taken {
+            taken.resize_pages(self.n_pages, n_pages);
+        }
         self.pages[n_pages..].fill([GARBAGE; PAGE_LEN]);
         self.n_pages = n_pages;
         Ok(())

@@ -25,8 +25,18 @@ pub enum Mutation {
     LostStep,
     /// The account of a session is charged for something that is not given back.
     LostBytesOfHost,
+    /// The account of a session stays when the session has ended.
+    ForgottenSession,
     /// A client that is to go on with a detached guest passes over an event.
     ForgottenEvent,
+    /// The device loses a page that comes from the disk.
+    LostPageOfDisk,
+    /// A load never comes to its end.
+    LostLoad,
+    /// A model takes more of the device than it says.
+    UnsaidBytes,
+    /// A pinned model goes as any other.
+    ForgottenPin,
 }
 
 impl Mutation {
@@ -45,7 +55,12 @@ impl Mutation {
             Self::DoubledOutput => "doubled-output",
             Self::LostStep => "lost-step",
             Self::LostBytesOfHost => "lost-bytes-of-host",
+            Self::ForgottenSession => "forgotten-session",
             Self::ForgottenEvent => "forgotten-event",
+            Self::LostPageOfDisk => "lost-page-of-disk",
+            Self::LostLoad => "lost-load",
+            Self::UnsaidBytes => "unsaid-bytes",
+            Self::ForgottenPin => "forgotten-pin",
         }
     }
 
@@ -62,6 +77,11 @@ impl Mutation {
         Self::DoubledOutput,
         Self::LostStep,
         Self::LostBytesOfHost,
+        Self::ForgottenSession,
         Self::ForgottenEvent,
+        Self::LostPageOfDisk,
+        Self::LostLoad,
+        Self::UnsaidBytes,
+        Self::ForgottenPin,
     ];
 }

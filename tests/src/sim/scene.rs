@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use trellis::config::{self, SharedBudget};
 use trellis_engine::account::Budget;
 use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use trellis_engine::{Port, PrefixScope};
@@ -40,16 +41,17 @@ pub(super) struct Scene {
     pub(super) unload: Option<Unload>,
     /// How detached guests are kept.
     pub(super) detached: DetachedLimits,
+    /// Where saved contexts are kept, if the engine is not alone with them.
+    pub(super) disk: Option<DiskScene>,
     /// When all models together are to have another number of pages, in parts of a thousand of what they have.
     pub(super) share: Option<(Duration, u64)>,
 }
 
-/// Budgets of each guest, session and user.
+/// Budgets of each guest, and of what lies around it: session, user and daemon.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budgets {
     pub(super) guest: Budget,
-    pub(super) session: Budget,
-    pub(super) user: Budget,
+    pub(super) around: config::Budgets,
     pub(super) is_limited: bool,
 }
 
@@ -63,6 +65,19 @@ pub(super) struct DetachedLimits {
     pub(super) kept_bytes: usize,
     pub(super) idle_ms: u64,
     pub(super) ended_ms: u64,
+}
+
+/// The disk of saved contexts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DiskScene {
+    pub(super) capacity_bytes: u64,
+    pub(super) of_user: u64,
+    pub(super) of_all: u64,
+    pub(super) per_mille_failed: usize,
+    /// The call in the middle of which the daemon is killed, as far as the disk is concerned.
+    pub(super) killed_at: u64,
+    /// The longest that anything takes there.
+    pub(super) takes_ms: usize,
 }
 
 /// A model's device.
@@ -267,23 +282,38 @@ impl DeviceScene {
 
 impl Budgets {
     fn draw(draws: &mut Draws, is_calm: bool) -> Self {
-        let mut budgets = Self {
-            guest: Budget::UNLIMITED,
-            session: Budget::UNLIMITED,
-            user: Budget::UNLIMITED,
-            is_limited: !is_calm && draws.happens(250),
+        let all = SharedBudget::UNLIMITED;
+        let around = config::Budgets { session: all, user: all, daemon: all };
+        let is_limited = !is_calm && draws.happens(250);
+        let mut budgets = Self { guest: Budget::UNLIMITED, around, is_limited };
+        if !is_limited {
+            return budgets;
+        }
+        let (resource, magnitude) = (draws.below(4), draws.below(1000));
+        let most = |least: usize, most: usize| (least + magnitude * (most - least) / 1000) as u64;
+        let of_around = match draws.below(4) {
+            0 => {
+                let budget = &mut budgets.guest;
+                match resource {
+                    0 => budget.n_tokens = most(10, 300),
+                    1 => budget.n_pages = most(1, 12),
+                    2 => budget.n_contexts = most(1, 5),
+                    _ => budget.host_bytes = most(2_000, 30_000),
+                }
+                return budgets;
+            }
+            1 => &mut budgets.around.session,
+            2 => &mut budgets.around.user,
+            _ => &mut budgets.around.daemon,
         };
-        if budgets.is_limited {
-            let budget = match draws.below(3) {
-                0 => &mut budgets.guest,
-                1 => &mut budgets.session,
-                _ => &mut budgets.user,
-            };
-            match draws.below(4) {
-                0 => budget.n_tokens = draws.between(10, 300) as u64,
-                1 => budget.n_pages = draws.between(1, 12) as u64,
-                2 => budget.n_contexts = draws.between(1, 5) as u64,
-                _ => budget.host_bytes = draws.between(2_000, 30_000) as u64,
+        match resource {
+            0 => of_around.n_tokens = most(10, 300),
+            1 => of_around.n_pages = most(1, 12),
+            2 => of_around.n_contexts = most(1, 5),
+            // What a detached guest may be ahead is paid for in one piece.
+            _ => {
+                of_around.host_bytes =
+                    Some(most(2_000, if magnitude.is_multiple_of(2) { 30_000 } else { 900_000 }))
             }
         }
         budgets
@@ -338,6 +368,23 @@ impl DetachedLimits {
     /// Whether the end of a guest may be forgotten before anybody has read it.
     pub(super) fn may_forget(&self) -> bool {
         self.n_ended < 32 || self.ended_ms < 3_600_000
+    }
+}
+
+impl DiskScene {
+    fn draw(draws: &mut Draws, is_calm: bool) -> Self {
+        let is_small = !is_calm && draws.happens(400);
+        let is_failing = !is_calm && draws.happens(300);
+        let small = |draws: &mut Draws| draws.between(0, 6_000) as u64;
+        let large = u64::MAX >> 1;
+        Self {
+            capacity_bytes: if is_small && draws.happens(500) { small(draws) } else { large },
+            of_user: if is_small && draws.happens(500) { small(draws) } else { large },
+            of_all: if is_small && draws.happens(500) { small(draws) } else { large },
+            per_mille_failed: if is_failing { draws.between(1, 200) } else { 0 },
+            killed_at: draws.between(1, 30) as u64,
+            takes_ms: draws.pick(&[0, 3, 40]),
+        }
     }
 }
 
@@ -432,6 +479,7 @@ impl Scene {
             end,
             unload,
             detached: DetachedLimits::draw(draws, is_calm),
+            disk: draws.happens(300).then(|| DiskScene::draw(draws, is_calm)),
             share: (n_models > 1 && draws.happens(300))
                 .then(|| (ms(draws.below(150)), draws.between(700, 1300) as u64)),
         }

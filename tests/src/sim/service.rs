@@ -1,23 +1,24 @@
-//! The daemon's service in a simulation: guests follow scripts, models lie on simulated devices. Accounts lie in each other as
-//! the daemon's do.
+//! The daemon's service in a simulation: guests follow scripts, models lie on simulated devices. Accounts, and what keeps saved
+//! contexts on a disk, are the daemon's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
+use trellis::fuzzing::{Accounts, SavedKeepers, SimulatedDisk};
 use trellis::guest::GuestIo;
 use trellis::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest,
     StopHandle, StopReason,
 };
-use trellis_engine::account::{Account, ActorId, Budget, GuestId, HostCharge, Owner, SessionId, USER};
+use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner, Resource, SessionId};
 use trellis_engine::model::Model;
-use trellis_engine::{Engine, KvBounds, ModelHandle};
+use trellis_engine::{Engine, KvBounds, ModelFittings, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LimitInfo, ModelInfo, Program,
     Stage,
@@ -28,6 +29,7 @@ use super::draws::Draws;
 use super::guest::{Guest, until_killed};
 use super::mutation::Mutation;
 use super::notes::{Fault, Notes};
+use super::saved;
 use super::scene::{MODELS, Scene, salt};
 use super::script::Script;
 
@@ -40,17 +42,26 @@ pub(super) struct SimService {
     pub(super) engine: Engine,
     pub(super) notes: Arc<Notes>,
     pub(super) shutdown: CancellationToken,
-    pub(super) daemon: Arc<Account>,
-    model: Arc<Model>,
+    pub(super) accounts: Accounts,
+    /// Where saved contexts are kept, if they are kept on a disk.
+    pub(super) disk: Option<(SimulatedDisk, SavedKeepers)>,
     clock: Clock,
     draws: Mutex<Draws>,
     models: Mutex<Vec<Option<ModelHandle>>>,
-    pub(super) users: Mutex<BTreeMap<u32, Arc<Account>>>,
-    sessions: Mutex<BTreeMap<u64, Arc<Account>>>,
+    users: Mutex<BTreeSet<u32>>,
+    /// All that ever began.
+    sessions: Mutex<BTreeSet<u64>>,
     components: Mutex<BTreeSet<[u8; 32]>>,
     guests: Mutex<BTreeMap<u64, (Actor, CancellationToken)>>,
     n_guests: AtomicU64,
     n_alive: Arc<AtomicUsize>,
+}
+
+/// The model of a number. All have the tokenizer and the shape of one that is bundled.
+pub(super) fn model(idx: usize) -> Arc<Model> {
+    static OPENED: [OnceLock<Arc<Model>>; MODELS.len()] = [const { OnceLock::new() }; MODELS.len()];
+    let open = || Arc::new(crate::models::bundled_as("draft", MODELS[idx]));
+    OPENED[idx].get_or_init(open).clone()
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -61,17 +72,17 @@ impl SimService {
     pub(super) fn new(
         scene: Scene,
         engine: Engine,
-        model: Arc<Model>,
         clock: Clock,
-        draws: Draws,
+        mut draws: Draws,
         notes: Arc<Notes>,
     ) -> Arc<Self> {
+        let disk = scene.disk.map(|disk| saved::begin(disk, draws.fork(), notes.clone()));
         let service = Arc::new(Self {
             engine,
             notes,
             shutdown: CancellationToken::new(),
-            daemon: Account::new("daemon", Budget::UNLIMITED, None),
-            model,
+            accounts: Accounts::new(&scene.budgets.around, u64::MAX),
+            disk,
             clock,
             draws: Mutex::new(draws),
             models: Mutex::new(vec![None; scene.models.len()]),
@@ -92,12 +103,14 @@ impl SimService {
     fn put_on(&self, idx: usize) -> Result<(), ErrorBody> {
         let draws = locked(&self.draws).fork();
         let scene = self.scene.models[idx];
-        let device =
+        let mut device =
             Device::new(MODELS[idx], salt(idx), scene, self.clock.clone(), draws, self.notes.clone());
         let bounds = KvBounds { n_pages_max: scene.n_pages_max, ..KvBounds::of(&device) };
+        let model = model(idx);
+        let archive = self.disk.as_ref().map(|(_, keepers)| keepers.of(&model, &mut device));
         let handle = self
             .engine
-            .add(self.model.clone(), Box::new(device), bounds)
+            .add_with(ModelFittings { archive, ..ModelFittings::default() }, model, Box::new(device), bounds)
             .map_err(|error| ErrorBody::new(ErrorCode::LoadFailed, error.to_string()))?;
         locked(&self.models)[idx] = Some(handle);
         Ok(())
@@ -115,18 +128,36 @@ impl SimService {
 
     /// Sessions that have not ended.
     pub(super) fn n_sessions(&self) -> usize {
-        locked(&self.sessions).len()
+        locked(&self.sessions).iter().filter(|&&id| self.accounts.session(id).is_some()).count()
+    }
+
+    /// Users that were ever here.
+    pub(super) fn uids(&self) -> Vec<u32> {
+        locked(&self.users).iter().copied().collect()
     }
 
     /// Someone of the user, to let go of what it saved.
-    pub(super) fn owner_of(&self, uid: u32) -> Owner {
-        let user = locked(&self.users).get(&uid).cloned();
-        Owner {
-            actor: ActorId(uid),
-            session: SessionId(0),
-            guest: GuestId(0),
-            account: Account::new("guest", Budget::UNLIMITED, user),
+    pub(super) async fn owner_of(&self, uid: u32) -> Owner {
+        let session = u64::from(uid) + (1 << 32);
+        let account = self.accounts.begin_session(Actor { uid, gid: uid }, session).await;
+        self.accounts.end_session(session);
+        Owner { actor: ActorId(uid), session: SessionId(session), guest: GuestId(0), account }
+    }
+
+    /// What is charged to users, and to the daemon, that is in use.
+    pub(super) fn charged(&self) -> Vec<(String, u64)> {
+        let mut charged = Vec::new();
+        for resource in [Resource::Pages, Resource::Contexts, Resource::HostBytes] {
+            let users = self.uids().into_iter().map(|uid| self.accounts.used_by(uid, resource));
+            for (whose, used) in
+                users.map(|used| ("a user", used)).chain([("the daemon", self.accounts.used(resource))])
+            {
+                if used > 0 {
+                    charged.push((format!("{} of {whose}", resource.name()), used));
+                }
+            }
         }
+        charged
     }
 
     fn model(&self, name: Option<&str>) -> Result<(usize, ModelHandle), ErrorBody> {
@@ -181,7 +212,7 @@ impl Service for SimService {
         let (model_idx, model) = self.model(request.model.as_deref())?;
         let script = Script::told(&request.arguments, model_idx);
         let script = script.ok_or_else(|| ErrorBody::new(ErrorCode::InvalidArgument, "a script's seed"))?;
-        let session = locked(&self.sessions).get(&request.session_id).cloned();
+        let session = self.accounts.session(request.session_id);
         let session = session.ok_or_else(|| ErrorBody::new(ErrorCode::Cancelled, "the session has ended"))?;
         let account = Account::new("guest", self.scene.budgets.guest, Some(session.clone()));
         if self.notes.makes(Mutation::LostBytesOfHost) && locked(&self.draws).happens(50) {
@@ -316,6 +347,10 @@ impl Service for SimService {
         let (idx, handle) = self.model(Some(&model))?;
         handle.close();
         let _ = tokio::time::timeout(drain.unwrap_or_default(), handle.idle()).await;
+        handle.end();
+        if let Some((_, keepers)) = &self.disk {
+            saved::settle(keepers, Some(&model)).await;
+        }
         let removed = self.engine.remove(&handle).await;
         locked(&self.models)[idx] = None;
         match removed {
@@ -341,16 +376,15 @@ impl Service for SimService {
     }
 
     async fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
-        let mut users = locked(&self.users);
-        let user = users
-            .entry(actor.uid)
-            .or_insert_with(|| Account::new(USER, self.scene.budgets.user, Some(self.daemon.clone())));
-        let account = Account::new("session", self.scene.budgets.session, Some(user.clone()));
-        locked(&self.sessions).insert(session_id, account.clone());
-        account
+        locked(&self.users).insert(actor.uid);
+        locked(&self.sessions).insert(session_id);
+        self.accounts.begin_session(actor, session_id).await
     }
 
     fn session_ended(&self, session_id: u64) {
-        locked(&self.sessions).remove(&session_id);
+        if self.notes.makes(Mutation::ForgottenSession) && locked(&self.draws).happens(100) {
+            return;
+        }
+        self.accounts.end_session(session_id);
     }
 }

@@ -1,19 +1,18 @@
 //! A scene from its beginning to its end, and what must hold then: nothing is left of it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use trellis::guest::GuestLimits;
 use trellis::session::{Actor, SessionLimits, Sessions};
 use trellis_client::Client;
 use trellis_engine::EngineSettings;
-use trellis_engine::account::Resource;
 use trellis_engine::fuzzing::{Awaited, EngineHolds, EngineLoop};
-use trellis_engine::model::Model;
 
 use super::clients::{self, Seat};
 use super::device::Clock;
@@ -23,7 +22,7 @@ use super::notes::{Fault, Notes};
 use super::scene::{End, LinkScene, MODELS, Scene, Unload};
 use super::script::{N_NAMES, saved_name};
 use super::service::{OPERATOR, SimService};
-use super::{raw, wiretap};
+use super::{raw, saved, wiretap};
 
 /// In which clients have to come to their ends, whatever is done to them: several times what the slowest scene needs.
 const CLIENTS_TIME: Duration = Duration::from_secs(120);
@@ -36,12 +35,6 @@ const STOP_MS: u64 = 2_000;
 
 /// Turns of an engine that does not come to rest.
 const N_TURNS_MAX: u64 = 1_000_000;
-
-/// The model whose tokenizer and shape all models here have.
-fn model() -> Arc<Model> {
-    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
-    MODEL.get_or_init(|| Arc::new(crate::models::bundled("draft"))).clone()
-}
 
 struct World {
     service: Arc<SimService>,
@@ -60,13 +53,16 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
     };
     let (engine, mut turning) = EngineLoop::begin(settings);
     let (clock, draws) = (Clock::default(), Draws::of(seed, 2));
-    let service = SimService::new(scene, engine, model(), clock.clone(), draws, notes.clone());
+    let service = SimService::new(scene, engine, clock.clone(), draws, notes.clone());
     let over = CancellationToken::new();
     let driving = async {
         tokio::select! {
             biased;
             () = over.cancelled() => {}
-            () = drive(&mut turning, &clock, Draws::of(seed, 3), &notes) => over.cancelled().await,
+            rest = drive(&mut turning, &clock, Draws::of(seed, 3), &notes) => {
+                notes.expect(rest != Rest::Stopped, || "the engine has stopped".to_owned());
+                over.cancelled().await;
+            }
         }
     };
     let scenario = async {
@@ -83,12 +79,24 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
     }
 }
 
+/// Why an engine's loop is turned no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// It has failed, or does not come to rest, which is noted.
+    Failed,
+    /// Nobody has it any more.
+    Stopped,
+}
+
 /// Turns an engine's loop: its thread, as a task.
-async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: &Notes) {
+pub(super) async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: &Notes) -> Rest {
     for _ in 0..N_TURNS_MAX {
         let awaited = match engine.turn(Instant::now().into_std()) {
             Ok(awaited) => awaited,
-            Err(failure) => return notes.event(format_args!("the engine has failed: {failure}")),
+            Err(failure) => {
+                notes.event(format_args!("the engine has failed: {failure}"));
+                return Rest::Failed;
+            }
         };
         if draws.happens(50) {
             // What it returns is compared with the accounts when all is over.
@@ -136,10 +144,11 @@ async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: 
                 }
             }
             Awaited::LayersOrInput => panic!("no script draws under late masks"),
-            Awaited::Stopped => return notes.violation("the engine has stopped".to_owned()),
+            Awaited::Stopped => return Rest::Stopped,
         }
     }
     notes.violation(format!("the engine does not come to rest in {N_TURNS_MAX} turns"));
+    Rest::Failed
 }
 
 async fn live(seed: u64, service: Arc<SimService>) {
@@ -161,6 +170,9 @@ async fn live(seed: u64, service: Arc<SimService>) {
     let draws = &mut Draws::of(seed, 4);
     let lines = Arc::new(Lines::new(sessions.clone(), service.clone(), draws.fork()));
     let world = World { service, sessions, notes, lines };
+    let _disk = world.service.disk.clone().zip(scene.disk).map(|((_, keepers), disk)| {
+        AbortOnDropHandle::new(tokio::spawn(saved::serve(keepers, disk, draws.fork())))
+    });
     let mut living = Vec::new();
     for (number, scene) in scene.clients.iter().enumerate() {
         let actor = Actor { uid: scene.uid, gid: scene.uid };
@@ -184,7 +196,7 @@ async fn live(seed: u64, service: Arc<SimService>) {
     if lived.await.is_err() {
         return world.notes.violation(format!("clients have not come to their ends in {CLIENTS_TIME:?}"));
     }
-    world.end().await;
+    world.end(draws).await;
 }
 
 impl World {
@@ -243,7 +255,7 @@ impl World {
     }
 
     /// All clients have left.
-    async fn end(self) {
+    async fn end(self, draws: &mut Draws) {
         let [serving, hung] = self.lines.take_serving();
         for (sessions, why) in [(serving, "their clients left"), (hung, "they were told to")] {
             let ended = timeout(SESSIONS_TIME, join_all(sessions)).await;
@@ -271,14 +283,14 @@ impl World {
                 self.notes.violation(violation);
             }
         }
+        saved::check(&self.service, draws).await;
         self.let_go_of_saved().await;
         self.check().await;
     }
 
     async fn let_go_of_saved(&self) {
-        let uids: Vec<u32> = self.service.users.lock().expect("nobody panicked").keys().copied().collect();
-        for uid in uids {
-            let owner = self.service.owner_of(uid);
+        for uid in self.service.uids() {
+            let owner = self.service.owner_of(uid).await;
             for model in self.service.handles() {
                 for name in 0..N_NAMES {
                     // Most were not saved.
@@ -325,11 +337,6 @@ fn check_engine(engine: &mut EngineLoop, service: &SimService) {
     notes.expect(holds == EngineHolds::default() && n_held == 0, || {
         format!("the engine keeps {holds:?} and {n_held} pages")
     });
-    let users = service.users.lock().expect("nobody panicked");
-    for account in users.values().chain([&service.daemon]) {
-        for resource in [Resource::Pages, Resource::Contexts, Resource::HostBytes] {
-            let used = account.used(resource);
-            notes.expect(used == 0, || format!("{used} {} are charged to nobody", resource.name()));
-        }
-    }
+    let charged = service.charged();
+    notes.expect(charged.is_empty(), || format!("{charged:?} are charged to nobody"));
 }
