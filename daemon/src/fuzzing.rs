@@ -12,7 +12,7 @@ use trellis_engine::account::{ActorId, Resource};
 pub use self::accounts::Accounts;
 pub use self::disk::SimulatedDisk;
 pub use self::loads::{Again, Held, LoadListener, Loads, Machine, ModelNeeds, simulate_blocking};
-pub use self::saved::SavedKeepers;
+pub use self::saved::{KnownModel, SavedKeepers};
 
 use crate::guest::{GuestError, GuestHost};
 use crate::recording::{Answer, Broken, Call, Entry, FrameWriter, Head, MAGIC, Reader, write_head};

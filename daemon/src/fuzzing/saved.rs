@@ -10,7 +10,18 @@ use trellis_engine::model::Model;
 use trellis_engine::{Archive, SavedContext, SavedName};
 
 use super::SimulatedDisk;
-use crate::saved::{Keepers, Store, StoreLimits};
+use crate::saved::{Keepers, OfModel, Store, StoreLimits};
+
+/// A model that is computed by a backend, as files on any disk name it.
+#[derive(Clone, Debug)]
+pub struct KnownModel(OfModel);
+
+impl KnownModel {
+    /// Reads all weights that are compiled in.
+    pub fn of(model: &Arc<Model>, backend: &mut dyn Backend) -> Self {
+        Self(OfModel::known(model, backend))
+    }
+}
 
 /// What keeps saved contexts, as the daemon has it, without threads.
 #[derive(Clone, Debug)]
@@ -24,9 +35,10 @@ impl SavedKeepers {
         Self(Arc::new(Keepers::without_threads(store, Vec::new())))
     }
 
-    /// The archive of a model that is computed by a backend.
-    pub fn of(&self, model: &Arc<Model>, backend: &mut dyn Backend) -> Arc<dyn Archive> {
-        self.0.of(model, backend)
+    /// The archive of a model.
+    #[must_use]
+    pub fn of(&self, model: &KnownModel) -> Arc<dyn Archive> {
+        self.0.of_model(&model.0)
     }
 
     /// Waits until something is asked, and does it after so much time; not if the future is dropped before.
@@ -40,14 +52,14 @@ impl SavedKeepers {
         self.0.is_busy(of)
     }
 
-    /// What is kept under a name for a model that is computed by a backend.
+    /// What is kept under a name for a model.
+    #[must_use]
     pub fn look_up(
         &self,
-        model: &Arc<Model>,
-        backend: &mut dyn Backend,
+        model: &KnownModel,
         name: &SavedName,
         account: &Arc<Account>,
     ) -> Option<SavedContext> {
-        self.0.look_up(model, backend, name, account)
+        self.0.look_up(&model.0, name, account)
     }
 }

@@ -107,8 +107,8 @@ enum Asked {
 }
 
 /// What is to be known of a model.
-#[derive(Debug)]
-struct OfModel {
+#[derive(Clone, Debug)]
+pub(crate) struct OfModel {
     model: Arc<Model>,
     /// How its pages are written; none where they are of no use to another daemon.
     format: String,
@@ -175,8 +175,12 @@ impl Keepers {
 
     /// The archive of a model that is computed by a backend.
     pub(crate) fn of(&self, model: &Arc<Model>, backend: &mut dyn Backend) -> Arc<dyn Archive> {
-        self.shared.known().insert(model.name.clone());
-        Arc::new(Keeper { of: Arc::new(OfModel::of(model, backend)), shared: self.shared.clone() })
+        self.of_known(OfModel::of(model, backend))
+    }
+
+    fn of_known(&self, of: OfModel) -> Arc<dyn Archive> {
+        self.shared.known().insert(of.model.name.clone());
+        Arc::new(Keeper { of: Arc::new(of), shared: self.shared.clone() })
     }
 
     /// Waits until all that was saved until now of the model of a name, or of all, is on disk, for so long at most; returns whether it is.

@@ -17,4 +17,6 @@ mod tests;
 #[cfg(feature = "fuzzing")]
 pub(crate) use disk::{Disk, Found, Opened};
 pub(crate) use keeper::Keepers;
+#[cfg(feature = "fuzzing")]
+pub(crate) use keeper::OfModel;
 pub(crate) use store::{Store, StoreLimits};

@@ -1,15 +1,15 @@
 //! Saved contexts on a disk that fills, fails, and is left by a daemon that is killed: what is found there is what was saved, or
 //! it is gone.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use trellis::fuzzing::{SavedKeepers, SimulatedDisk};
-use trellis_engine::SavedName;
+use trellis::fuzzing::{KnownModel, SavedKeepers, SimulatedDisk};
 use trellis_engine::account::{Account, ActorId, Budget};
+use trellis_engine::{Archive, SavedName};
 
-use super::device::{Clock, Device};
+use super::device::Device;
 use super::draws::Draws;
 use super::naive;
 use super::notes::{Fault, Notes};
@@ -33,6 +33,14 @@ pub(super) fn begin(scene: DiskScene, mut draws: Draws, notes: Arc<Notes>) -> (S
     let disk = SimulatedDisk::new(scene.capacity_bytes, scene.killed_at, fails);
     let keepers = SavedKeepers::over(disk.clone(), scene.of_user, scene.of_all);
     (disk, keepers)
+}
+
+/// Models as files name them, which is the same on every disk and in every scene.
+static KNOWN: [OnceLock<KnownModel>; MODELS.len()] = [const { OnceLock::new() }; MODELS.len()];
+
+/// The archive of a model that is on this device.
+pub(super) fn archive(keepers: &SavedKeepers, idx: usize, device: &mut Device) -> Arc<dyn Archive> {
+    keepers.of(KNOWN[idx].get_or_init(|| KnownModel::of(&model(idx), device)))
 }
 
 /// Does what is asked of the disk, until it is dropped.
@@ -61,7 +69,7 @@ pub(super) async fn check(service: &SimService, draws: &mut Draws) {
     if !settle(keepers, None).await {
         return notes.violation(format!("what was asked of the disk is not done in {SETTLING_TIME:?}"));
     }
-    let reader = Reader { service, draws: draws.clone() };
+    let reader = Reader { service };
     reader.read(keepers, true);
     let mut n_kept = |n: usize| draws.below(n + 1);
     for left in [disk.killed(None), disk.killed(Some(&mut n_kept))] {
@@ -72,22 +80,19 @@ pub(super) async fn check(service: &SimService, draws: &mut Draws) {
 
 struct Reader<'a> {
     service: &'a SimService,
-    draws: Draws,
 }
 
 impl Reader<'_> {
     fn read(&self, keepers: &SavedKeepers, is_whole: bool) {
-        let Self { service, draws } = self;
+        let Self { service } = self;
         let (scene, notes) = (&service.scene, &service.notes);
         let account = Account::new("user", Budget::UNLIMITED, None);
-        for (idx, of_model) in scene.models.iter().enumerate() {
-            let (draws, notes_of_device) = (draws.clone(), notes.clone());
-            let mut device =
-                Device::new(MODELS[idx], salt(idx), *of_model, Clock::default(), draws, notes_of_device);
+        for (idx, known) in KNOWN.iter().enumerate().take(scene.models.len()) {
+            let known = known.get().expect("it is on its device");
             for (uid, name) in service.uids().into_iter().flat_map(|uid| (0..N_NAMES).map(move |n| (uid, n)))
             {
                 let saved = SavedName { actor: ActorId(uid), name: saved_name(name) };
-                let found = keepers.look_up(&model(idx), &mut device, &saved, &account);
+                let found = keepers.look_up(known, &saved, &account);
                 let what = || format!("what user {uid} has saved of {} as {name}", MODELS[idx]);
                 let Some(found) = found else {
                     let must_be = is_whole && self.has_worked() && notes.was_saved(uid, MODELS[idx], name);

@@ -107,7 +107,7 @@ impl SimService {
             Device::new(MODELS[idx], salt(idx), scene, self.clock.clone(), draws, self.notes.clone());
         let bounds = KvBounds { n_pages_max: scene.n_pages_max, ..KvBounds::of(&device) };
         let model = model(idx);
-        let archive = self.disk.as_ref().map(|(_, keepers)| keepers.of(&model, &mut device));
+        let archive = self.disk.as_ref().map(|(_, keepers)| saved::archive(keepers, idx, &mut device));
         let handle = self
             .engine
             .add_with(ModelFittings { archive, ..ModelFittings::default() }, model, Box::new(device), bounds)

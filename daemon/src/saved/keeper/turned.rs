@@ -6,7 +6,7 @@ use std::time::Duration;
 use trellis_engine::account::Account;
 use trellis_engine::backend::Backend;
 use trellis_engine::model::Model;
-use trellis_engine::{SavedContext, SavedName};
+use trellis_engine::{Archive, SavedContext, SavedName};
 
 use super::{Asked, Begun, Job, Keepers, OfModel, Shared};
 use crate::saved::Store;
@@ -35,20 +35,33 @@ impl Keepers {
         shared.lock().end(actor, number);
     }
 
-    /// What is kept under a name for a model that is computed by a backend.
+    /// The archive of a model that is known.
+    pub(crate) fn of_model(&self, model: &OfModel) -> Arc<dyn Archive> {
+        self.of_known(model.clone())
+    }
+
+    /// What is kept under a name for a model.
     pub(crate) fn look_up(
         &self,
-        model: &Arc<Model>,
-        backend: &mut dyn Backend,
+        model: &OfModel,
         name: &SavedName,
         account: &Arc<Account>,
     ) -> Option<SavedContext> {
-        self.shared.store.get(OfModel::of(model, backend).kind(), name, account)
+        self.shared.store.get(model.kind(), name, account)
     }
 
     /// Whether something is to be done still, for the model of a name or for any.
     pub(crate) fn is_busy(&self, of: Option<&str>) -> bool {
         self.shared.lock().has_jobs_of(of, u64::MAX)
+    }
+}
+
+impl OfModel {
+    /// A model that is computed by a backend, for any disk. Reads all weights that are compiled in.
+    pub(crate) fn known(model: &Arc<Model>, backend: &mut dyn Backend) -> Self {
+        let of = Self::of(model, backend);
+        of.kind();
+        of
     }
 }
 
