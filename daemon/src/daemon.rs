@@ -64,9 +64,6 @@ pub struct Seams {
     pub wrap: Option<BackendWrap>,
     /// Between guests and the engines.
     pub port: Port,
-    /// In the place of devices, their engines and the files of models.
-    #[cfg(feature = "fuzzing")]
-    pub machine: Option<Arc<dyn crate::fuzzing::Machine>>,
 }
 
 /// A daemon that has loaded its models and is ready for clients. Dropping it stops the engines.

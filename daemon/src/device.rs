@@ -1,20 +1,15 @@
 //! What runs the models: the choice between processor and GPU, and how a GPU's memory is shared out.
 
 use std::path::Path;
-#[cfg(feature = "fuzzing")]
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use trellis_cuda::{Card, CudaBackend, CudaOptions, Gpu, probe};
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::cpu::{CpuBackend, CpuError, CpuOptions};
 use trellis_engine::model::{Dtype, Model};
-use trellis_engine::{Engine, EngineSettings};
 
 use crate::config::{Config, Device, Sizes};
 use crate::daemon::DaemonError;
-#[cfg(feature = "fuzzing")]
-use crate::fuzzing::Machine;
 use crate::machine;
 use crate::shares::Needs;
 
@@ -38,13 +33,7 @@ const CUDA_MAJOR: u32 = 13;
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
     Cpu,
-    Cuda {
-        ordinal: usize,
-        card: Card,
-    },
-    /// What a simulation has in the place of a machine.
-    #[cfg(feature = "fuzzing")]
-    Simulated(Arc<dyn Machine>),
+    Cuda { ordinal: usize, card: Card },
 }
 
 /// Chooses the device. Compiled kernels are kept in `cache_dir`, which only the daemon's user may write to.
@@ -152,25 +141,14 @@ impl Chosen {
             Self::Cpu => Device::Cpu,
             Self::Cuda { ordinal: 0, .. } => Device::Cuda,
             Self::Cuda { ordinal, .. } => Device::Ordinal(*ordinal),
-            #[cfg(feature = "fuzzing")]
-            Self::Simulated(_) => Device::Cpu,
-        }
-    }
-
-    /// The engine of the device.
-    pub(crate) fn begin_engine(&self, settings: EngineSettings) -> Engine {
-        match self {
-            #[cfg(feature = "fuzzing")]
-            Self::Simulated(machine) => machine.begin_engine(settings),
-            _ => Engine::start(settings),
         }
     }
 
     /// The sizes for this device, as the settings have them.
     pub(crate) fn sizes(&self, config: &Config) -> Sizes {
         config.sizes(match self {
+            Self::Cpu => Sizes::CPU,
             Self::Cuda { .. } => Sizes::CUDA,
-            _ => Sizes::CPU,
         })
     }
 
@@ -187,8 +165,6 @@ impl Chosen {
         match self {
             Self::Cpu => needs_cpu(model, config),
             Self::Cuda { card, .. } => needs_cuda(card, model, config, kv_bytes_max),
-            #[cfg(feature = "fuzzing")]
-            Self::Simulated(machine) => Ok(machine.needs(&model.name).into()),
         }
     }
 
@@ -205,8 +181,6 @@ impl Chosen {
                 let reserve_bytes = reserve_bytes(card.gpu().total_bytes() as u64);
                 Ok((card.gpu().free_bytes()? as u64).saturating_sub(reserve_bytes))
             }
-            #[cfg(feature = "fuzzing")]
-            Self::Simulated(machine) => Ok(machine.capacity_bytes()),
         }
     }
 
@@ -218,8 +192,6 @@ impl Chosen {
                 let total_bytes = card.gpu().total_bytes() as u64;
                 total_bytes.saturating_sub(reserve_bytes(total_bytes))
             }
-            #[cfg(feature = "fuzzing")]
-            Self::Simulated(machine) => machine.capacity_bytes(),
         }
     }
 
@@ -238,10 +210,6 @@ impl Chosen {
         match self {
             Self::Cpu => load_cpu(model, config, kv, progress),
             Self::Cuda { card, .. } => load_cuda(card, model, config, kv, progress),
-            #[cfg(feature = "fuzzing")]
-            Self::Simulated(machine) => machine.load(&model.name, kv.n_pages, progress).map_err(|source| {
-                DaemonError::Backend { name: model.name.clone(), source: Box::new(source.into()) }
-            }),
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod accounts;
 mod disk;
-mod loads;
 mod saved;
 
 use std::io::Cursor;
@@ -11,7 +10,6 @@ use trellis_engine::account::{ActorId, Resource};
 
 pub use self::accounts::Accounts;
 pub use self::disk::SimulatedDisk;
-pub use self::loads::{Again, Held, LoadListener, Loads, Machine, ModelNeeds, simulate_blocking};
 pub use self::saved::{KnownModel, SavedKeepers};
 
 use crate::guest::{GuestError, GuestHost};

@@ -80,7 +80,6 @@ pub(crate) async fn drained(model: &ModelHandle, mut until: watch::Receiver<Inst
     loop {
         let moment = *until.borrow_and_update();
         tokio::select! {
-            biased;
             () = &mut idle => return,
             () = tokio::time::sleep_until(moment) => return,
             // It was brought forward.

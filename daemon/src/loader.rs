@@ -13,8 +13,6 @@ mod reopen;
 mod residents;
 mod room;
 mod setbacks;
-#[cfg(feature = "fuzzing")]
-mod simulated;
 mod start_check;
 mod unload;
 
@@ -77,28 +75,6 @@ pub(crate) struct Fittings {
     pub(crate) keepers: Option<Arc<Keepers>>,
 }
 
-impl Fittings {
-    /// The model that is asked for so. Blocks.
-    fn open_model(&self, choice: &str, config: &Config) -> Result<Arc<Model>, DaemonError> {
-        #[cfg(feature = "fuzzing")]
-        if let Some(machine) = &self.seams.machine {
-            return machine
-                .open_model(choice)
-                .ok_or_else(|| DaemonError::UnknownModel { name: choice.to_owned() });
-        }
-        open_model(choice, config).map(Arc::new)
-    }
-
-    /// The device of this choice. Blocks.
-    fn choose(&self, device: Device, cache_dir: &std::path::Path) -> Result<Chosen, DaemonError> {
-        #[cfg(feature = "fuzzing")]
-        if let Some(machine) = &self.seams.machine {
-            return Ok(Chosen::Simulated(machine.clone()));
-        }
-        device::choose(device, cache_dir)
-    }
-}
-
 /// A model that was read onto its device, and what stands in front of its samplers.
 type Read = (Box<dyn Backend>, Option<Arc<Operator>>);
 
@@ -155,7 +131,7 @@ struct Tenant {
 /// A model that is not loaded yet.
 struct Candidate {
     choice: String,
-    model: Arc<Model>,
+    model: Model,
     needs: Needs,
 }
 
@@ -364,6 +340,7 @@ impl OpenDevice {
         needs.n_granule_pages = backend.limits().n_granule_pages;
         let n_pages_max = usize::try_from(needs.kv_bytes_most / needs.page_bytes).unwrap_or(usize::MAX);
         let bounds = KvBounds { n_pages_min: needs.n_pages_min, n_pages_max };
+        let model = Arc::new(model);
         let archive = fittings.keepers.as_ref().map(|keepers| keepers.of(&model, backend.as_mut()));
         let handle = self.engine.add_with(ModelFittings { operator, archive }, model, backend, bounds);
         let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
@@ -393,14 +370,14 @@ impl Candidate {
 }
 
 /// Opens all of these models.
-fn open_models(choices: &[String], config: &Config) -> Result<Vec<(String, Arc<Model>)>, DaemonError> {
-    let mut models: Vec<(String, Arc<Model>)> = Vec::new();
+fn open_models(choices: &[String], config: &Config) -> Result<Vec<(String, Model)>, DaemonError> {
+    let mut models: Vec<(String, Model)> = Vec::new();
     for choice in choices {
-        let model = Arc::new(open_model(choice, config)?);
+        let model = open_model(choice, config)?;
         if let Some((_, other)) = models.iter().find(|(_, other)| other.name == model.name) {
             return Err(match other.folder == model.folder {
-                true => DaemonError::GivenTwice { name: model.name.clone() },
-                false => DaemonError::DuplicateModel { name: model.name.clone() },
+                true => DaemonError::GivenTwice { name: model.name },
+                false => DaemonError::DuplicateModel { name: model.name },
             });
         }
         models.push((choice.clone(), model));
@@ -432,7 +409,7 @@ fn open_device(
     cache_dir: &std::path::Path,
     fittings: &Fittings,
 ) -> Result<OpenDevice, DaemonError> {
-    let chosen = fittings.choose(device, cache_dir)?;
+    let chosen = device::choose(device, cache_dir)?;
     let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
     let settings = EngineSettings {
         prefix_scope,
@@ -441,14 +418,13 @@ fn open_device(
         port: fittings.seams.port,
     };
     let capacity_bytes = chosen.capacity_bytes()?.min(config.model_bytes.unwrap_or(u64::MAX));
-    let engine = chosen.begin_engine(settings);
     Ok(OpenDevice {
         device: chosen.device(),
         capacity_bytes,
         chosen,
         tenants: Vec::new(),
         coming: Vec::new(),
-        engine,
+        engine: Engine::start(settings),
         // The most of all numbers stands for what is not known.
         past: DevicePast::begin(Some(capacity_bytes).filter(|&n_bytes| n_bytes < u64::MAX)),
     })
@@ -457,7 +433,7 @@ fn open_device(
 /// Loads models onto a device that has none.
 fn fill(
     open: &mut OpenDevice,
-    models: Vec<(String, Arc<Model>)>,
+    models: Vec<(String, Model)>,
     config: &Config,
     fittings: &Fittings,
     progress: &(dyn Fn(LoadProgress) + Sync),

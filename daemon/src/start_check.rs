@@ -34,7 +34,7 @@ pub(crate) struct Startable {
     pub(crate) classes: Classes,
     pub(crate) permissions: Permissions,
     /// Those that are loaded at the start.
-    pub(crate) models: Vec<Arc<Model>>,
+    pub(crate) models: Vec<Model>,
 }
 
 impl Startable {

@@ -18,37 +18,7 @@ pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
 
 /// Does what blocks where it holds up no task. A panic in it goes on here.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    #[cfg(feature = "fuzzing")]
-    if let Some(time) = simulated::time() {
-        let working = async move {
-            tokio::time::sleep(time).await;
-            work()
-        };
-        return joined(tokio::spawn(working)).await;
-    }
     joined(tokio::task::spawn_blocking(work)).await
-}
-
-/// What blocks takes virtual time on the thread of a simulation, and no other thread.
-#[cfg(feature = "fuzzing")]
-pub(crate) mod simulated {
-    use std::cell::RefCell;
-    use std::time::Duration;
-
-    type Takes = Box<dyn FnMut() -> Duration>;
-
-    thread_local! {
-        static TAKES: RefCell<Option<Takes>> = const { RefCell::new(None) };
-    }
-
-    /// What blocks on this thread takes so long from now on; with none it has threads of its own.
-    pub(crate) fn set(takes: Option<Takes>) {
-        TAKES.set(takes);
-    }
-
-    pub(super) fn time() -> Option<Duration> {
-        TAKES.with_borrow_mut(|takes| takes.as_mut().map(|takes| takes()))
-    }
 }
 
 #[cfg(test)]

@@ -164,7 +164,7 @@ pub(crate) fn config(args: ConfigArgs, format: Format) -> Result<(), CliError> {
 pub(super) fn check(file: &Path, starter: Starter) -> Result<Checked, CliError> {
     let config = served::for_starter(starter, Config::load(file)?);
     let Startable { models, .. } = start_check::check(&config, starter).map_err(Box::new)?;
-    let models: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let models: Vec<String> = models.into_iter().map(|model| model.name).collect();
     let mut warnings: Vec<String> = socket_passed_over(&config, service::lent_socket()).into_iter().collect();
     warnings.extend(not_loadable(&config, &models));
     Ok(Checked {

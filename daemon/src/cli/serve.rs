@@ -366,7 +366,7 @@ fn check(args: ServeArgs, format: Format) -> Result<(), CliError> {
     }
     let config = settings.read()?;
     let Startable { models, .. } = start_check::check(&config, Starter::Own).map_err(Box::new)?;
-    let models: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let models: Vec<String> = models.into_iter().map(|model| model.name).collect();
     let on_demand = config.catalog.keys().cloned().collect();
     output::print(format, &Checked { models, on_demand }, |Checked { models, on_demand }| {
         let named = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };

@@ -1,7 +1,7 @@
 //! Loads that guests cause by asking for a model: all that ask for one wait for the same load, which ends with the last of them that
 //! waits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -35,7 +35,7 @@ type Loaded = Shared<BoxFuture<'static, Result<Arc<ModelLease>, Arc<DaemonError>
 /// Loads under way.
 #[derive(Default)]
 pub(super) struct Demand {
-    flights: Mutex<BTreeMap<String, Flight>>,
+    flights: Mutex<HashMap<String, Flight>>,
     /// Held by the one load of each model that is at its files. One that is given up may be at them for long, where nothing answers.
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Where loads go on, whoever waits for them.
@@ -66,7 +66,7 @@ struct Flight {
 }
 
 impl Demand {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Flight>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Flight>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,7 +6,7 @@ use super::residents::Wish;
 use super::room::Room;
 use super::{Candidate, Loader};
 use crate::config::Device;
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, open_model};
 use crate::models::names;
 use crate::shares::Needs;
 use crate::tasks::blocking;
@@ -54,8 +54,8 @@ impl Loader {
         device: Option<Device>,
     ) -> Result<Fit, DaemonError> {
         let device = self.device_of(&choice, device);
-        let (config, fittings, path) = (self.config.clone(), self.fittings.clone(), choice.clone());
-        let model = blocking(move || fittings.open_model(&path, &config)).await?;
+        let (config, path) = (self.config.clone(), choice.clone());
+        let model = blocking(move || open_model(&path, &config)).await?;
         let (name, n_positions) = (model.name.clone(), model.config.n_positions);
         let mut devices = self.devices.lock().await;
         let idx = self.open(&mut devices, device).await?;

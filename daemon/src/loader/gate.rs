@@ -175,7 +175,6 @@ impl Gates {
         let mut changes = self.changes.subscribe();
         while let Some(until) = self.shut_until(name, guest, Instant::now()) {
             tokio::select! {
-                biased;
                 // The sender is held here.
                 _ = changes.changed() => {}
                 () = tokio::time::sleep_until(until) => {}

@@ -34,7 +34,6 @@ impl Loader {
             let ending = self.ending.clone();
             runtime.spawn(async move {
                 tokio::select! {
-                    biased;
                     () = following => {}
                     () = ending.cancelled() => {}
                 }
@@ -60,7 +59,6 @@ async fn follow(loader: Weak<Loader>, models: Models, name: String, idle: Option
         let mut used = pin!(follow_use(&loader, &model, idle));
         loop {
             tokio::select! {
-                biased;
                 () = &mut used => break,
                 _ = listings.changed() => {
                     let now = listed(&listings.borrow_and_update(), &name);

@@ -21,7 +21,7 @@ use super::{
     Candidate, Fittings, Loader, OpenDevice, Read, load_backend, open_device, panic_message, watches,
 };
 use crate::config::{Config, Device};
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, open_model};
 use crate::device::{Chosen, Kv};
 use crate::shares::Needs;
 use crate::tasks::{blocking, joined};
@@ -137,8 +137,8 @@ impl Loader {
         let check_wanted = || if given_up.is_cancelled() { Err(DaemonError::GivenUp) } else { Ok(()) };
         check_wanted()?;
         let device = self.device_of(&choice, device);
-        let (config, fittings, path) = (self.config.clone(), self.fittings.clone(), choice.clone());
-        let model = blocking(move || fittings.open_model(&path, &config)).await?;
+        let (config, path) = (self.config.clone(), choice.clone());
+        let model = blocking(move || open_model(&path, &config)).await?;
         check_wanted()?;
         let name = model.name.clone();
         tracing::info!(model = name, "a model is being loaded");
@@ -161,7 +161,7 @@ impl Loader {
     async fn keep_place(
         self: &Arc<Self>,
         choice: String,
-        model: Arc<Model>,
+        model: Model,
         device: Device,
         Errand { wish, given_up, lacks }: &Errand,
     ) -> Result<(Destination, Candidate), DaemonError> {
@@ -228,7 +228,6 @@ impl Loader {
                 }
             };
             tokio::select! {
-                biased;
                 _ = changes.changed() => {}
                 () = over => {}
                 () = ticket.over() => {}
@@ -323,7 +322,7 @@ impl OpenDevice {
     /// Makes room for a model and takes it for the place that is kept, if there is room or others have more than they need.
     async fn keep_place(
         &mut self,
-        coming: &mut Option<(String, Arc<Model>)>,
+        coming: &mut Option<(String, Model)>,
         evictable: &[Evictable],
         (before, came): (&[Needs], Option<Instant>),
         config: &Config,

@@ -86,12 +86,6 @@ impl Queue {
         }
     }
 
-    /// Those that wait.
-    #[cfg(feature = "fuzzing")]
-    pub(super) fn n_waiting(&self) -> usize {
-        self.lock().waiting.len()
-    }
-
     fn leave(&self, number: u64) {
         let mut inner = self.lock();
         inner.waiting.retain(|other| other.number != number);

@@ -9,7 +9,7 @@ use trellis_engine::model::Model;
 
 use super::{Loader, OpenDevice, Tenant, fill, is_evictable, open_device, watches};
 use crate::config::{Config, Device};
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, open_model};
 use crate::device;
 use crate::tasks::blocking;
 
@@ -68,11 +68,11 @@ impl Loader {
 
     /// Opens the files of models that are to be there again. One of the catalog whose files are no model any more fails alone: it is
     /// tried again when a guest asks for it.
-    fn open_again(&self, lost: &[(String, ModelHandle)]) -> Result<Vec<(String, Arc<Model>)>, DaemonError> {
+    fn open_again(&self, lost: &[(String, ModelHandle)]) -> Result<Vec<(String, Model)>, DaemonError> {
         let mut models = Vec::new();
         for (choice, handle) in lost {
             let name = &handle.model().name;
-            match self.fittings.open_model(choice, &self.config) {
+            match open_model(choice, &self.config) {
                 Ok(model) => models.push((choice.clone(), model)),
                 Err(error) if self.config.catalog.contains_key(name) => {
                     tracing::error!(model = name, %error, "a model is not there again, the others of its device are");

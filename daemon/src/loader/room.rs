@@ -52,7 +52,6 @@ impl Awaited {
             }
         };
         tokio::select! {
-            biased;
             () = idle => {}
             () = until => {}
         }

@@ -1,7 +1,5 @@
 //! Whether the models of a configuration could be loaded at a start, before any device is opened for them.
 
-use std::sync::Arc;
-
 use trellis_engine::model::Model;
 
 use super::capacity::Capacity;
@@ -16,7 +14,7 @@ use crate::device;
 ///
 /// # Errors
 /// A model cannot be opened, a GPU is asked for and cannot be used, or the models do not fit.
-pub(crate) fn check_models(config: &Config) -> Result<Vec<Arc<Model>>, DaemonError> {
+pub(crate) fn check_models(config: &Config) -> Result<Vec<Model>, DaemonError> {
     let models = open_models(&config.models, config)?;
     let config = Config { device: device::check(config.device)?, ..config.clone() };
     let mut opened = Vec::new();
@@ -42,7 +40,7 @@ mod tests {
     fn checked(text: &str) -> Result<Vec<String>, String> {
         let models = check_models(&Config::parse(text).expect("valid"));
         models
-            .map(|models| models.into_iter().map(|model| model.name.clone()).collect())
+            .map(|models| models.into_iter().map(|model| model.name).collect())
             .map_err(|error| error.to_string())
     }
 

@@ -16,7 +16,6 @@ use trellis_engine::batch::{
 use trellis_engine::model::Dtype;
 
 use super::draws::Draws;
-use super::machine::Taken;
 use super::mutation::Mutation;
 use super::naive;
 use super::notes::{Fault, Notes};
@@ -70,8 +69,6 @@ pub(super) struct Device {
     scene: DeviceScene,
     draws: Draws,
     notes: Arc<Notes>,
-    /// What it has taken of a device whose bytes are counted.
-    taken: Option<Taken>,
 }
 
 impl Device {
@@ -98,13 +95,7 @@ impl Device {
             scene,
             draws,
             notes,
-            taken: None,
         }
-    }
-
-    /// The same on a device whose bytes are counted.
-    pub(super) fn metered(self, taken: Taken) -> Self {
-        Self { taken: Some(taken), ..self }
     }
 
     /// An error, if this call is to fail.
@@ -344,9 +335,6 @@ impl Backend for Device {
             self.fault("resize")?;
         }
         self.notes.event(format_args!("{}: {n_pages} pages after {}", self.name, self.n_pages));
-        if let Some(taken) = &mut self.taken {
-            taken.resize_pages(self.n_pages, n_pages);
-        }
         self.pages[n_pages..].fill([GARBAGE; PAGE_LEN]);
         self.n_pages = n_pages;
         Ok(())

@@ -31,12 +31,6 @@ pub enum Mutation {
     ForgottenEvent,
     /// The device loses a page that comes from the disk.
     LostPageOfDisk,
-    /// A load never comes to its end.
-    LostLoad,
-    /// A model takes more of the device than it says.
-    UnsaidBytes,
-    /// A pinned model goes as any other.
-    ForgottenPin,
 }
 
 impl Mutation {
@@ -58,9 +52,6 @@ impl Mutation {
             Self::ForgottenSession => "forgotten-session",
             Self::ForgottenEvent => "forgotten-event",
             Self::LostPageOfDisk => "lost-page-of-disk",
-            Self::LostLoad => "lost-load",
-            Self::UnsaidBytes => "unsaid-bytes",
-            Self::ForgottenPin => "forgotten-pin",
         }
     }
 
@@ -80,8 +71,5 @@ impl Mutation {
         Self::ForgottenSession,
         Self::ForgottenEvent,
         Self::LostPageOfDisk,
-        Self::LostLoad,
-        Self::UnsaidBytes,
-        Self::ForgottenPin,
     ];
 }

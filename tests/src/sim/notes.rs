@@ -73,12 +73,6 @@ faults! {
     Disk = "calls of the disk failed",
     /// The disk is looked at as a daemon leaves it that is killed.
     Killed = "disks of killed daemons",
-    /// A load fails.
-    Load = "loads failed",
-    /// Who waits for a load waits no more.
-    GivenUp = "waits for loads given up",
-    /// A device is opened again, with the models on it.
-    Reopen = "devices opened again",
     /// The daemon's sessions are dropped where they wait.
     Crash = "sessions dropped",
 }

@@ -7,10 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
-use trellis::fuzzing::simulate_blocking;
-
-use super::draws::Draws;
-use super::loads::{self, LoadsScene};
 use super::mutation::Mutation;
 use super::notes::{Fault, Notes, Tally};
 use super::scene::Scene;
@@ -46,26 +42,14 @@ pub fn run(seed: u64, mutation: Option<Mutation>, keeps_lines: bool) -> Outcome 
     count_panics();
     let n_panics = N_PANICS.get();
     let scene = Scene::of(seed);
-    // One in five is about loads alone.
-    let of_loads = (seed % 5 == 4).then(|| LoadsScene::draw(&mut Draws::of(seed, 5)));
-    let head = keeps_lines.then(|| match &of_loads {
-        Some(of_loads) => format!("{of_loads:#?}\n"),
-        None => format!("{scene:#?}\n"),
-    });
+    let head = keeps_lines.then(|| format!("{scene:#?}\n"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime of one thread");
     let notes = runtime.block_on(async { Arc::new(Notes::new(mutation, keeps_lines)) });
-    let playing = async {
-        match of_loads {
-            Some(of_loads) => loads::play(seed, notes.clone(), of_loads).await,
-            None => world::play(seed, scene, notes.clone()).await,
-        }
-    };
-    let played = catch_unwind(AssertUnwindSafe(|| runtime.block_on(playing)));
-    simulate_blocking(None);
+    let played = catch_unwind(AssertUnwindSafe(|| runtime.block_on(world::play(seed, scene, notes.clone()))));
     let elapsed = runtime.block_on(async { notes.elapsed() });
     drop(runtime);
     let mut violation = notes.first_violation();

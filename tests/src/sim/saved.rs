@@ -24,8 +24,8 @@ const SETTLING_TIME: Duration = Duration::from_secs(10);
 pub(super) fn begin(scene: DiskScene, mut draws: Draws, notes: Arc<Notes>) -> (SimulatedDisk, SavedKeepers) {
     let fails = move |call: &'static str| {
         let fails = draws.happens(scene.per_mille_failed);
+        notes.event(format_args!("disk: {call}{}", if fails { " fails" } else { "" }));
         if fails {
-            notes.event(format_args!("disk: {call} fails"));
             notes.fault(Fault::Disk);
         }
         fails

@@ -450,7 +450,7 @@ impl Scene {
             2 if !is_calm => End::Crash(ms(draws.below(200))),
             _ => End::Left,
         };
-        let unload = (!is_calm && draws.happens(150)).then(|| Unload {
+        let mut unload = (!is_calm && draws.happens(150)).then(|| Unload {
             at: ms(draws.below(150)),
             model: draws.below(n_models),
             drain: ms(draws.pick(&[0, 20, 200])),
@@ -463,6 +463,12 @@ impl Scene {
         models.iter_mut().for_each(|model| {
             (model.is_by_caller, model.n_steps_under_way) = (is_by_caller, n_steps_under_way);
         });
+        let disk = draws.happens(300).then(|| DiskScene::draw(draws, is_calm));
+        // What is on a disk is read for a model that was away.
+        if disk.is_some() && !is_calm && draws.happens(600) {
+            let (model, drain) = (draws.below(n_models), ms(draws.pick(&[0, 20])));
+            unload = Some(Unload { at: ms(draws.between(10, 80)), model, drain, comes_back: true });
+        }
         Self {
             models,
             prefix_scope: draws.pick(&[PrefixScope::Actor, PrefixScope::Shared]),
@@ -479,7 +485,7 @@ impl Scene {
             end,
             unload,
             detached: DetachedLimits::draw(draws, is_calm),
-            disk: draws.happens(300).then(|| DiskScene::draw(draws, is_calm)),
+            disk,
             share: (n_models > 1 && draws.happens(300))
                 .then(|| (ms(draws.below(150)), draws.between(700, 1300) as u64)),
         }

@@ -59,10 +59,7 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
         tokio::select! {
             biased;
             () = over.cancelled() => {}
-            rest = drive(&mut turning, &clock, Draws::of(seed, 3), &notes) => {
-                notes.expect(rest != Rest::Stopped, || "the engine has stopped".to_owned());
-                over.cancelled().await;
-            }
+            () = drive(&mut turning, &clock, Draws::of(seed, 3), &notes) => over.cancelled().await,
         }
     };
     let scenario = async {
@@ -79,24 +76,12 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
     }
 }
 
-/// Why an engine's loop is turned no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rest {
-    /// It has failed, or does not come to rest, which is noted.
-    Failed,
-    /// Nobody has it any more.
-    Stopped,
-}
-
 /// Turns an engine's loop: its thread, as a task.
-pub(super) async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: &Notes) -> Rest {
+async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: &Notes) {
     for _ in 0..N_TURNS_MAX {
         let awaited = match engine.turn(Instant::now().into_std()) {
             Ok(awaited) => awaited,
-            Err(failure) => {
-                notes.event(format_args!("the engine has failed: {failure}"));
-                return Rest::Failed;
-            }
+            Err(failure) => return notes.event(format_args!("the engine has failed: {failure}")),
         };
         if draws.happens(50) {
             // What it returns is compared with the accounts when all is over.
@@ -144,11 +129,10 @@ pub(super) async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Dra
                 }
             }
             Awaited::LayersOrInput => panic!("no script draws under late masks"),
-            Awaited::Stopped => return Rest::Stopped,
+            Awaited::Stopped => return notes.violation("the engine has stopped".to_owned()),
         }
     }
     notes.violation(format!("the engine does not come to rest in {N_TURNS_MAX} turns"));
-    Rest::Failed
 }
 
 async fn live(seed: u64, service: Arc<SimService>) {

@@ -39,8 +39,8 @@ impl Room {
     pub(super) fn of(chosen: &Chosen) -> Result<Self, DaemonError> {
         let whose = match (chosen, machine::bound()) {
             (Chosen::Cuda { .. }, _) => Whose::Device,
-            (_, Bound::Machine) => Whose::Machine,
-            (_, Bound::ControlGroup) => Whose::ControlGroup,
+            (Chosen::Cpu, Bound::Machine) => Whose::Machine,
+            (Chosen::Cpu, Bound::ControlGroup) => Whose::ControlGroup,
         };
         Ok(Self { total: chosen.total_bytes(), free: chosen.capacity_bytes()?, whose })
     }

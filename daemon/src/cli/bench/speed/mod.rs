@@ -85,7 +85,7 @@ pub(super) fn choose(config: &Config) -> Result<Option<Card>, CliError> {
     };
     match chosen().map_err(Box::new)? {
         Chosen::Cuda { card, .. } => Ok(Some(card)),
-        _ => Ok(None),
+        Chosen::Cpu => Ok(None),
     }
 }
 
