@@ -8,17 +8,8 @@ use trellis_engine::model::{Architecture, Dtype, Model, ModelConfig, ModelSource
 /// It cannot be opened.
 #[must_use]
 pub fn bundled(name: &str) -> Model {
-    bundled_as(name, name)
-}
-
-/// As [`bundled`], under another name.
-///
-/// # Panics
-/// There is no such model.
-#[must_use]
-pub fn bundled_as(name: &str, called: &str) -> Model {
     let source = trellis::bundled::source(name).expect("a bundled model");
-    Model::open(called, &source).expect("the bundled model opens")
+    Model::open(name, &source).expect("the bundled model opens")
 }
 
 /// A decoder of random weights, with the tokenizer of the bundled models.

@@ -89,13 +89,6 @@ impl SavedHead {
         self.n_computed
     }
 
-    /// Its tokens, those that are gone included.
-    #[cfg(feature = "fuzzing")]
-    #[must_use]
-    pub fn tokens(&self) -> &[Token] {
-        &self.tokens
-    }
-
     /// Leaves its KV away.
     pub fn forget_kv(&mut self) {
         self.n_computed = 0;
@@ -176,16 +169,6 @@ pub enum Taken {
     Gone,
 }
 
-impl Taken {
-    fn of(told: Result<Option<SavedContext>, oneshot::error::RecvError>) -> Self {
-        match told {
-            Ok(Some(context)) => Self::Context(Box::new(context)),
-            Ok(None) => Self::NotToBeKept,
-            Err(_) => Self::Gone,
-        }
-    }
-}
-
 /// A context that was saved, for whoever keeps it.
 #[derive(Debug)]
 pub struct Kept {
@@ -199,20 +182,14 @@ impl Kept {
     /// Its KV is left out where the user has no host memory left for it.
     #[must_use]
     pub fn take(self) -> Taken {
-        Taken::of(self.ask().blocking_recv())
-    }
-
-    /// As [`Self::take`], for who must not hold up the thread.
-    #[cfg(feature = "fuzzing")]
-    pub async fn taken(self) -> Taken {
-        Taken::of(self.ask().await)
-    }
-
-    fn ask(self) -> oneshot::Receiver<Option<SavedContext>> {
         let (to, taken) = oneshot::channel();
         let Self { back, name, version } = self;
         back.say(FromArchive::Take { name, version, to });
-        taken
+        match taken.blocking_recv() {
+            Ok(Some(context)) => Taken::Context(Box::new(context)),
+            Ok(None) => Taken::NotToBeKept,
+            Err(_) => Taken::Gone,
+        }
     }
 }
 

@@ -10,7 +10,8 @@
 //!
 //! Numbers are little-endian. What is cut short, rotten, of another version or under another name is none.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{self, Read, Seek as _, SeekFrom};
 
 use serde::{Deserialize, Serialize};
 use trellis_engine::backend::PAGE_LEN;
@@ -80,7 +81,7 @@ impl Head {
     }
 
     /// Reads what comes before the pages.
-    pub(super) fn read(file: &mut (impl Read + ?Sized)) -> Result<(Self, Seal), ReadError> {
+    pub(super) fn read(file: &mut impl Read) -> Result<(Self, Seal), ReadError> {
         let mut bytes = vec![0; PREFIX_BYTES];
         fill(file, &mut bytes)?;
         let (magic, rest) = bytes.split_at(MAGIC.len());
@@ -96,7 +97,7 @@ impl Head {
             return Err(ReadError::Broken("longer than any"));
         }
         // As much memory as there are bytes, whatever the length says.
-        Read::take(&mut *file, length).read_to_end(&mut bytes)?;
+        Read::by_ref(file).take(length).read_to_end(&mut bytes)?;
         if (bytes.len() - PREFIX_BYTES) as u64 != length {
             return Err(ReadError::Broken("cut short"));
         }
@@ -129,17 +130,13 @@ impl Seal {
     }
 
     /// Reads so many bytes of pages, and that nothing follows them.
-    pub(super) fn read(
-        self,
-        file: &mut (impl Read + Seek + ?Sized),
-        n_bytes: u64,
-    ) -> Result<Vec<u8>, ReadError> {
-        let (at, length) = (file.stream_position()?, length(file)?);
+    pub(super) fn read(self, file: &mut File, n_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        let (at, length) = (file.stream_position()?, file.metadata()?.len());
         if length.checked_sub(at) != n_bytes.checked_add(blake3::OUT_LEN as u64) {
             return Err(ReadError::Broken("not as long as it should be"));
         }
         let mut kv = Vec::with_capacity(usize::try_from(n_bytes).unwrap_or_default());
-        Read::take(&mut *file, n_bytes).read_to_end(&mut kv)?;
+        Read::by_ref(file).take(n_bytes).read_to_end(&mut kv)?;
         let mut stored = [0; blake3::OUT_LEN];
         fill(file, &mut stored)?;
         match self.over(&kv) == stored {
@@ -149,7 +146,7 @@ impl Seal {
     }
 
     /// As [`Self::read`], of pages that nobody wants.
-    pub(super) fn skip(file: &mut (impl Seek + ?Sized), n_bytes: u64) -> Result<(), ReadError> {
+    pub(super) fn skip(file: &mut File, n_bytes: u64) -> Result<(), ReadError> {
         let end = file.seek(SeekFrom::End(0))?;
         match end >= n_bytes {
             true => Ok(()),
@@ -158,15 +155,7 @@ impl Seal {
     }
 }
 
-/// How long a file is; its place is left as it was.
-pub(super) fn length(file: &mut (impl Seek + ?Sized)) -> io::Result<u64> {
-    let at = file.stream_position()?;
-    let length = file.seek(SeekFrom::End(0))?;
-    file.seek(SeekFrom::Start(at))?;
-    Ok(length)
-}
-
-fn fill(file: &mut (impl Read + ?Sized), bytes: &mut [u8]) -> Result<(), ReadError> {
+fn fill(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), ReadError> {
     file.read_exact(bytes).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => ReadError::Broken("cut short"),
         _ => error.into(),

@@ -39,11 +39,6 @@ struct Shared {
     known: Mutex<BTreeSet<String>>,
     queues: Mutex<Queues>,
     changed: Condvar,
-    /// Threads that do what is asked, at most; with none a caller does (`turned`).
-    n_threads_max: usize,
-    /// There is more to do for that caller.
-    #[cfg(feature = "fuzzing")]
-    asked: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
@@ -107,8 +102,8 @@ enum Asked {
 }
 
 /// What is to be known of a model.
-#[derive(Clone, Debug)]
-pub(crate) struct OfModel {
+#[derive(Debug)]
+struct OfModel {
     model: Arc<Model>,
     /// How its pages are written; none where they are of no use to another daemon.
     format: String,
@@ -117,13 +112,6 @@ pub(crate) struct OfModel {
 }
 
 impl OfModel {
-    fn of(model: &Arc<Model>, backend: &mut dyn Backend) -> Self {
-        let pages = backend.kv_bytes().map_or_else(|| "none".to_owned(), |bytes| bytes.format());
-        let format = format!("{pages}; {}", backend.weights().dtype.name());
-        let page_bytes = backend.limits().page_bytes as u64;
-        Self { model: model.clone(), format, page_bytes, kind: OnceLock::new() }
-    }
-
     /// The first call may read all weights that are compiled in.
     fn kind(&self) -> &ModelKind {
         self.kind.get_or_init(|| {
@@ -150,20 +138,9 @@ struct Keeper {
 impl Keepers {
     /// Over this store, for all models that come to be loaded, and these.
     pub(crate) fn over(store: Store, on_demand: Vec<String>) -> Self {
-        Self::with_threads(store, on_demand, N_THREADS)
-    }
-
-    fn with_threads(store: Store, on_demand: Vec<String>, n_threads_max: usize) -> Self {
-        let shared = Shared {
-            store,
-            known: Mutex::new(BTreeSet::from_iter(on_demand)),
-            queues: Mutex::default(),
-            changed: Condvar::new(),
-            n_threads_max,
-            #[cfg(feature = "fuzzing")]
-            asked: tokio::sync::Notify::new(),
-        };
-        Self { shared: Arc::new(shared) }
+        let (queues, changed) = (Mutex::default(), Condvar::new());
+        let known = Mutex::new(BTreeSet::from_iter(on_demand));
+        Self { shared: Arc::new(Shared { store, known, queues, changed }) }
     }
 
     /// Keeps nothing under a name any more, of any model that is known; whether anything was kept. For where no engine asks.
@@ -175,11 +152,11 @@ impl Keepers {
 
     /// The archive of a model that is computed by a backend.
     pub(crate) fn of(&self, model: &Arc<Model>, backend: &mut dyn Backend) -> Arc<dyn Archive> {
-        self.of_known(OfModel::of(model, backend))
-    }
-
-    fn of_known(&self, of: OfModel) -> Arc<dyn Archive> {
-        self.shared.known().insert(of.model.name.clone());
+        self.shared.known().insert(model.name.clone());
+        let pages = backend.kv_bytes().map_or_else(|| "none".to_owned(), |bytes| bytes.format());
+        let format = format!("{pages}; {}", backend.weights().dtype.name());
+        let page_bytes = backend.limits().page_bytes as u64;
+        let of = OfModel { model: model.clone(), format, page_bytes, kind: OnceLock::new() };
         Arc::new(Keeper { of: Arc::new(of), shared: self.shared.clone() })
     }
 
@@ -209,32 +186,7 @@ impl Keepers {
     }
 }
 
-/// What is being done, of the user whose turn it was.
-struct Begun {
-    actor: ActorId,
-    number: Option<u64>,
-    job: Option<Job>,
-}
-
 impl Queues {
-    /// Takes out what is to be done next.
-    fn begin_next(&mut self) -> Option<Begun> {
-        let actor = self.order.pop_front()?;
-        let job = self.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
-        let number = job.as_ref().map(|job| job.number);
-        self.busy.extend(job.as_ref().map(|job| (job.about().cloned(), job.number)));
-        Some(Begun { actor, number, job })
-    }
-
-    /// That is done: its user has another turn, where there is more.
-    fn end(&mut self, actor: ActorId, number: Option<u64>) {
-        self.busy.retain(|(_, other)| Some(*other) != number);
-        match self.by_user.get(&actor).is_some_and(|jobs| !jobs.is_empty()) {
-            true => self.order.push_back(actor),
-            false => drop(self.by_user.remove(&actor)),
-        }
-    }
-
     /// Whether something is to be done for a model, or for any, of the first `n_asked` that was asked for.
     fn has_jobs_of(&self, of: Option<&str>, n_asked: u64) -> bool {
         let is_about = |model: &OfModel| of.is_none_or(|of| of == model.model.name);
@@ -347,8 +299,7 @@ impl Shared {
         if !is_known {
             queues.order.push_back(actor);
         }
-        if queues.n_threads < self.n_threads_max && queues.n_threads < queues.busy.len() + queues.order.len()
-        {
+        if queues.n_threads < N_THREADS && queues.n_threads < queues.busy.len() + queues.order.len() {
             let shared = self.clone();
             let spawned = std::thread::Builder::new().name("saved".to_owned()).spawn(move || shared.serve());
             match spawned {
@@ -357,15 +308,13 @@ impl Shared {
             }
         }
         // Nobody would do them: whoever waits is told that there is nothing.
-        let undone = (queues.n_threads == 0 && self.n_threads_max > 0).then(|| {
+        let undone = (queues.n_threads == 0).then(|| {
             queues.order.clear();
             std::mem::take(&mut queues.by_user)
         });
         drop(queues);
         drop(undone);
         self.changed.notify_all();
-        #[cfg(feature = "fuzzing")]
-        self.asked.notify_one();
     }
 
     /// Does what is asked, until nobody asks any more.
@@ -375,7 +324,7 @@ impl Shared {
             if queues.is_over && queues.order.is_empty() {
                 return;
             }
-            let Some(Begun { actor, number, job }) = queues.begin_next() else {
+            let Some(actor) = queues.order.pop_front() else {
                 let waited = self.changed.wait_timeout(queues, IDLE_TIME);
                 let (now, waited) = waited.unwrap_or_else(PoisonError::into_inner);
                 queues = now;
@@ -385,6 +334,9 @@ impl Shared {
                 }
                 continue;
             };
+            let job = queues.by_user.get_mut(&actor).and_then(VecDeque::pop_front);
+            let number = job.as_ref().map(|job| job.number);
+            queues.busy.extend(job.as_ref().map(|job| (job.about().cloned(), job.number)));
             drop(queues);
             if let Some(job) = job {
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.carry_out(job)));
@@ -393,36 +345,38 @@ impl Shared {
                 }
             }
             queues = self.lock();
-            queues.end(actor, number);
+            queues.busy.retain(|(_, other)| Some(*other) != number);
+            match queues.by_user.get(&actor).is_some_and(|jobs| !jobs.is_empty()) {
+                true => queues.order.push_back(actor),
+                false => drop(queues.by_user.remove(&actor)),
+            }
             self.changed.notify_all();
         }
     }
 
-    /// Puts what was saved on the disk.
-    fn keep(&self, model: &OfModel, name: &SavedName, taken: Taken) {
-        let (uid, model_name) = (name.actor.0, &model.model.name);
-        let context = match taken {
-            Taken::Context(context) => context,
-            Taken::NotToBeKept => {
-                tracing::debug!(uid, model = model_name, "a context is too long to be kept on disk");
-                if let Err(error) = self.store.forget(model_name, name) {
-                    tracing::warn!(uid, model = model_name, %error, "an outdated context stays on disk");
-                }
-                return;
-            }
-            Taken::Gone => return,
-        };
-        match self.store.put(model.kind(), name, &context) {
-            Ok(n_bytes) => tracing::debug!(uid, model = model_name, n_bytes, "a context was saved"),
-            Err(error) => {
-                tracing::warn!(uid, model = model_name, %error, "a saved context is not kept on disk");
-            }
-        }
-    }
-
     fn carry_out(&self, Job { model, name, asked, .. }: Job) {
+        let uid = name.actor.0;
         match (asked, model) {
-            (Asked::Save(kept), Some(model)) => self.keep(&model, &name, kept.take()),
+            (Asked::Save(kept), Some(model)) => {
+                let model_name = &model.model.name;
+                let context = match kept.take() {
+                    Taken::Context(context) => context,
+                    Taken::NotToBeKept => {
+                        tracing::debug!(uid, model = model_name, "a context is too long to be kept on disk");
+                        if let Err(error) = self.store.forget(model_name, &name) {
+                            tracing::warn!(uid, model = model_name, %error, "an outdated context stays on disk");
+                        }
+                        return;
+                    }
+                    Taken::Gone => return,
+                };
+                match self.store.put(model.kind(), &name, &context) {
+                    Ok(n_bytes) => tracing::debug!(uid, model = model_name, n_bytes, "a context was saved"),
+                    Err(error) => {
+                        tracing::warn!(uid, model = model_name, %error, "a saved context is not kept on disk");
+                    }
+                }
+            }
             (Asked::Fetch(account, wanted), Some(model)) => {
                 wanted.answer(self.store.get(model.kind(), &name, &account).map(Box::new));
             }
@@ -433,9 +387,6 @@ impl Shared {
         }
     }
 }
-
-#[cfg(feature = "fuzzing")]
-mod turned;
 
 #[cfg(test)]
 mod tests;

@@ -3,20 +3,15 @@
 //! - Comes in: what engines say was saved, forgotten, or is opened and not there (`keeper`, the [`Archive`](trellis_engine::Archive)
 //!   of each model).
 //! - Goes out: files, one for each user, model and name, in a folder that only the daemon's user can touch (`store`), whole or
-//!   not at all, on a disk (`disk`); and contexts, as far as the files are whole and of the model that is loaded (`file`).
+//!   not at all; and contexts, as far as the files are whole and of the model that is loaded (`file`).
 //! - Must not happen: an engine's thread that waits for a disk; KV of one model taken for that of another; what one user has
 //!   saved in the hands of another.
 
-mod disk;
 mod file;
 mod keeper;
 mod store;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "fuzzing")]
-pub(crate) use disk::{Disk, Found, Opened};
 pub(crate) use keeper::Keepers;
-#[cfg(feature = "fuzzing")]
-pub(crate) use keeper::OfModel;
 pub(crate) use store::{Store, StoreLimits};

@@ -4,17 +4,19 @@
 //! a user, or the daemon, has no room for it, those go that were used longest ago: of the user's own, and then of the user
 //! with most.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use trellis_engine::account::{Account, ActorId, HostCharge};
 use trellis_engine::{SavedContext, SavedName};
 
-use super::disk::{Disk, Found, MachineDisk, Opened};
-use super::file::{HEAD_BYTES_MAX, Head, ModelKind, ReadError, Seal, length};
-use crate::files::is_full;
+use super::file::{HEAD_BYTES_MAX, Head, ModelKind, ReadError, Seal};
+use crate::files::{discard, is_full, open, replace, sync_folder, write_whole};
+use crate::guest::make_private;
 
 const EXTENSION: &str = "context";
 const TEMPORARY: &str = "tmp";
@@ -25,7 +27,8 @@ pub(crate) struct Store {
     dir: PathBuf,
     limits: StoreLimits,
     n_temporary: AtomicU64,
-    disk: Box<dyn Disk>,
+    /// The folder, locked as one that is in use: daemons of a user may share it.
+    in_use: OnceLock<fs::File>,
 }
 
 /// Bytes of files.
@@ -37,24 +40,38 @@ pub(crate) struct StoreLimits {
     pub(crate) of_all: u64,
 }
 
+/// A file that is there.
+#[derive(Debug)]
+struct Found {
+    path: PathBuf,
+    n_bytes: u64,
+    used: SystemTime,
+}
+
 impl Store {
-    /// The store in a folder of this machine, which is made with the first file.
+    /// The store in a folder, which is made with the first file.
     pub(crate) fn new(dir: PathBuf, limits: StoreLimits) -> Self {
-        Self::on(Box::new(MachineDisk::default()), dir, limits)
+        let store = Self { dir, limits, n_temporary: AtomicU64::new(0), in_use: OnceLock::new() };
+        // Left behind by a daemon that was killed, unless another is there that may be writing it.
+        if let Ok(folder) = fs::File::open(&store.dir)
+            && folder.try_lock().is_ok()
+        {
+            for user in store.users() {
+                files(&user, TEMPORARY).for_each(|found| drop(fs::remove_file(found.path)));
+            }
+        }
+        store.note_in_use();
+        store
     }
 
-    /// As [`Self::new`], in a folder of this disk.
-    pub(crate) fn on(disk: Box<dyn Disk>, dir: PathBuf, limits: StoreLimits) -> Self {
-        let store = Self { dir, limits, n_temporary: AtomicU64::new(0), disk };
-        // Left behind by a daemon that was killed, unless another is there that may be writing it.
-        store.disk.if_unused(&store.dir, &mut || {
-            for user in store.users() {
-                let left = store.disk.files(&user, TEMPORARY);
-                left.iter().for_each(|found| drop(store.disk.remove(&found.path)));
-            }
-        });
-        store.disk.note_in_use(&store.dir);
-        store
+    /// Locks the folder for as long as the store is there, if it is there itself.
+    fn note_in_use(&self) {
+        if self.in_use.get().is_none()
+            && let Ok(folder) = fs::File::open(&self.dir)
+            && folder.try_lock_shared().is_ok()
+        {
+            let _ = self.in_use.set(folder);
+        }
     }
 
     fn folder(&self, actor: ActorId) -> PathBuf {
@@ -72,11 +89,13 @@ impl Store {
 
     /// The folders of users.
     fn users(&self) -> Vec<PathBuf> {
-        let mut users = self.disk.folders(&self.dir);
-        users.retain(|path| {
-            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.parse::<u32>().is_ok())
-        });
-        users
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let is_user = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.parse::<u32>().is_ok())
+                && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+        };
+        entries.map(|entry| entry.path()).filter(is_user).collect()
     }
 
     /// Keeps a context; the KV is left out where it has no room. Returns the bytes of its file.
@@ -85,7 +104,7 @@ impl Store {
     /// There is no room for it, or the folder cannot be used. What was kept under the name is gone then: it is not what
     /// was saved last.
     pub(crate) fn put(&self, kind: &ModelKind, name: &SavedName, context: &SavedContext) -> io::Result<u64> {
-        self.put_by(kind, name, context, |path, parts| self.disk.write_whole(path, parts))
+        self.put_by(kind, name, context, write_whole)
     }
 
     fn put_by(
@@ -115,7 +134,7 @@ impl Store {
             false => Err(io::ErrorKind::QuotaExceeded.into()),
         };
         if stored.is_err() {
-            self.disk.discard(&path);
+            discard(&path);
         }
         stored?;
         self.make_room(name.actor, &path);
@@ -131,38 +150,37 @@ impl Store {
     ) -> io::Result<()> {
         let folder = self.folder(actor);
         for dir in [&self.dir, &folder] {
-            self.disk.make_folder(dir)?;
+            make_private(dir).map_err(io::Error::other)?;
         }
-        self.disk.note_in_use(&self.dir);
+        self.note_in_use();
         let n = self.n_temporary.fetch_add(1, Ordering::Relaxed);
         let temporary = folder.join(format!("{}-{n}.{TEMPORARY}", std::process::id()));
         let put = || {
-            let written = write(&temporary, &parts).and_then(|()| self.disk.replace(&temporary, path));
-            written.inspect_err(|_| drop(self.disk.remove(&temporary)))
+            let written = write(&temporary, &parts).and_then(|()| replace(&temporary, path));
+            written.inspect_err(|_| drop(fs::remove_file(&temporary)))
         };
         let mut stored = put();
         if stored.as_ref().is_err_and(is_full) {
             // Of the user's own: nobody else's goes for it.
             let n_bytes = parts.iter().map(|part| part.len() as u64).sum();
-            let mut own = self.disk.files(&folder, EXTENSION);
-            own.retain(|found| found.path != path);
+            let own: Vec<Found> = files(&folder, EXTENSION).filter(|found| found.path != path).collect();
             // Not in vain, where others have filled the disk.
             if own.iter().map(|found| found.n_bytes).sum::<u64>() >= n_bytes {
-                self.give_up(own, n_bytes);
+                give_up(own, n_bytes);
                 stored = put();
             }
         }
         stored?;
-        self.disk.sync_folder(&folder)
+        sync_folder(&folder)
     }
 
     /// Removes what was used longest ago, until there is no more than may be; never the newest.
     fn make_room(&self, actor: ActorId, newest: &Path) {
-        let of = |folder: &Path| self.disk.files(folder, EXTENSION);
+        let of = |folder: &Path| -> Vec<Found> { files(folder, EXTENSION).collect() };
         let sum = |found: &[Found]| found.iter().map(|found| found.n_bytes).sum::<u64>();
         let own = of(&self.folder(actor));
         let n_over = sum(&own).saturating_sub(self.limits.of_user);
-        self.give_up(own.into_iter().filter(|found| found.path != newest).collect(), n_over);
+        give_up(own.into_iter().filter(|found| found.path != newest).collect(), n_over);
         let mut users: Vec<Vec<Found>> = self.users().iter().map(|folder| of(folder)).collect();
         let mut n_over = users.iter().map(|found| sum(found)).sum::<u64>().saturating_sub(self.limits.of_all);
         users.iter_mut().for_each(|found| found.sort_by_key(|found| std::cmp::Reverse(found.used)));
@@ -172,7 +190,7 @@ impl Store {
             let Some(most) = may_give.max_by_key(|found| sum(found)) else { return };
             let oldest = most.iter().rposition(|found| found.path != newest).expect("it has one to give");
             let Found { path, n_bytes, .. } = most.remove(oldest);
-            let _ = self.disk.remove(&path);
+            let _ = fs::remove_file(path);
             n_over = n_over.saturating_sub(n_bytes);
         }
     }
@@ -186,8 +204,8 @@ impl Store {
         account: &Arc<Account>,
     ) -> Option<SavedContext> {
         let path = self.path(&kind.model, name);
-        let read = match self.disk.open(&path) {
-            Ok(mut file) => read(&mut *file, kind, name, account),
+        let read = match open(&path) {
+            Ok(file) => read(file, kind, name, account),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => Err(error.into()),
         };
@@ -202,7 +220,7 @@ impl Store {
                     ReadError::Broken(_) => true,
                     ReadError::Io(error) => is_link(error),
                 } {
-                    self.disk.discard(&path);
+                    discard(&path);
                 }
                 None
             }
@@ -215,45 +233,36 @@ impl Store {
     /// It cannot be removed.
     pub(crate) fn forget(&self, model: &str, name: &SavedName) -> io::Result<bool> {
         let path = self.path(model, name);
-        match self.disk.remove(&path) {
-            Ok(()) => self.disk.sync_folder(&self.folder(name.actor)).map(|()| true),
+        match fs::remove_file(&path) {
+            Ok(()) => sync_folder(&self.folder(name.actor)).map(|()| true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
-        }
-    }
-
-    /// Removes files, those used longest ago first, until so many bytes are free.
-    fn give_up(&self, mut found: Vec<Found>, n_bytes: u64) {
-        found.sort_by_key(|found| found.used);
-        let mut n_freed = 0;
-        for Found { path, n_bytes: n, .. } in found {
-            if n_freed >= n_bytes {
-                return;
-            }
-            if self.disk.remove(&path).is_ok() {
-                n_freed += n;
-            }
         }
     }
 
     /// Bytes of files: of a user, or of all.
     pub(crate) fn n_bytes(&self, actor: Option<ActorId>) -> u64 {
         let folders = actor.map_or_else(|| self.users(), |actor| vec![self.folder(actor)]);
-        folders.iter().flat_map(|folder| self.disk.files(folder, EXTENSION)).map(|found| found.n_bytes).sum()
+        folders.iter().flat_map(|folder| files(folder, EXTENSION)).map(|found| found.n_bytes).sum()
     }
 }
 
 /// Reads an open file; `None` where it is whole and nothing for the model.
 fn read(
-    file: &mut dyn Opened,
+    mut file: fs::File,
     kind: &ModelKind,
     name: &SavedName,
     account: &Arc<Account>,
 ) -> Result<Option<SavedContext>, ReadError> {
-    if let Some(what) = file.is_strange()? {
-        return Err(ReadError::Broken(what));
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(ReadError::Broken("no file"));
     }
-    let (head, seal) = Head::read(file)?;
+    #[cfg(unix)]
+    if std::os::unix::fs::MetadataExt::uid(&metadata) != rustix::process::geteuid().as_raw() {
+        return Err(ReadError::Broken("another user's"));
+    }
+    let (head, seal) = Head::read(&mut file)?;
     if head.saved_name() != *name || head.of.model != kind.model {
         return Err(ReadError::Broken("under another name"));
     }
@@ -261,21 +270,45 @@ fn read(
         return Ok(None);
     }
     let n_bytes = head.kv_bytes().ok_or(ReadError::Broken("longer than any"))?;
-    let charge = match head.of == *kind && n_bytes <= length(file)? {
+    let charge = match head.of == *kind && n_bytes <= metadata.len() {
         true => HostCharge::new(account, n_bytes).ok(),
         false => None,
     };
     let mut context = head.context;
     let kv = match &charge {
-        Some(_) => seal.read(file, n_bytes)?,
+        Some(_) => seal.read(&mut file, n_bytes)?,
         None => {
-            Seal::skip(file, n_bytes)?;
+            Seal::skip(&mut file, n_bytes)?;
             context.forget_kv();
             Vec::new()
         }
     };
-    file.note_used();
+    // The time of use orders what goes first; without it the time of writing does.
+    let _ = file.set_modified(SystemTime::now());
     Ok(Some(SavedContext { head: context, kv, charge }))
+}
+
+/// Removes files, those used longest ago first, until so many bytes are free.
+fn give_up(mut found: Vec<Found>, n_bytes: u64) {
+    found.sort_by_key(|found| found.used);
+    let mut n_freed = 0;
+    for Found { path, n_bytes: n, .. } in found {
+        if n_freed >= n_bytes {
+            return;
+        }
+        if fs::remove_file(path).is_ok() {
+            n_freed += n;
+        }
+    }
+}
+
+fn files(folder: &Path, extension: &str) -> impl Iterator<Item = Found> {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(move |entry| {
+        let (path, metadata) = (entry.path(), entry.metadata().ok()?);
+        let is_ours = metadata.is_file() && path.extension().is_some_and(|found| found == extension);
+        let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        is_ours.then_some(Found { path, n_bytes: metadata.len(), used })
+    })
 }
 
 #[cfg(all(test, unix))]

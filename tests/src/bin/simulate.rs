@@ -12,10 +12,9 @@ use trellis_tests::sim::{self, Mutation, Summary};
 /// Play scenes of daemon, scheduler, sessions and clients on one thread each, in virtual time, with faults
 ///
 /// A scene follows from its seed alone: who connects, what guests do, what fails and when. Connections are cut, readers are slow,
-/// allocations and steps fail, guests are dropped where they wait or go on without their connection, disks fill and fail, models
-/// and the daemon go. What clients are told is held against a model that knows no pages and no batches, what is on a disk against
-/// what was saved, and nothing may be left at the end. The first seeds that break what must hold end the run, with the line that
-/// plays each of them again.
+/// allocations and steps fail, guests are dropped where they wait or go on without their connection, models and the daemon go. What clients are told is held
+/// against a model that knows no pages and no batches, and nothing may be left at the end. The first seeds that break what must
+/// hold end the run, with the line that plays each of them again.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   cargo run --release -p trellis-tests --bin simulate                            10,000 seeds, two at a time

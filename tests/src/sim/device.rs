@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use trellis_engine::backend::{
-    Backend, BackendError, Collected, Damage, KvBytes, KvPlace, Limits, OldestStep, PAGE_LEN, WeightsInfo,
+    Backend, BackendError, Collected, Damage, Limits, OldestStep, PAGE_LEN, WeightsInfo,
 };
 use trellis_engine::batch::{
     Batch, CellMove, HostPageId, Input, LateMask, Output, OutputKind, PageId, Row, SlotId, Token,
@@ -202,37 +202,6 @@ impl Device {
     }
 }
 
-impl KvBytes for Device {
-    fn format(&self) -> String {
-        format!("simulated, {}", self.salt)
-    }
-
-    fn read(&mut self, pages: &[KvPlace], into: &mut Vec<u8>) -> Result<(), BackendError> {
-        self.fault("read")?;
-        for place in pages {
-            let page = match place {
-                KvPlace::Device(page) => &self.pages[page.0 as usize],
-                KvPlace::Host(page) => &self.host_pages[page.0 as usize],
-            };
-            into.extend(page.iter().flat_map(|cell| cell.to_le_bytes()));
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, pages: &[HostPageId], from: &[u8]) -> Result<(), BackendError> {
-        let fault = self.fault("write");
-        let is_lost = self.makes(Mutation::LostPageOfDisk, 500);
-        let bytes_of_page = size_of::<Page>();
-        for (page, bytes) in pages.iter().zip(from.chunks_exact(bytes_of_page)) {
-            let (cells, _) = bytes.as_chunks();
-            let cells = std::array::from_fn(|idx| u64::from_le_bytes(cells[idx]));
-            self.host_pages[page.0 as usize] =
-                if fault.is_ok() && !is_lost { cells } else { [GARBAGE; PAGE_LEN] };
-        }
-        fault
-    }
-}
-
 /// Numbers of pages.
 struct Pages<'a>(&'a [PageId]);
 
@@ -320,10 +289,6 @@ impl Backend for Device {
         self.clock.end();
         let (outputs, elapsed) = self.under_way.pop_front().expect("a step is under way");
         Ok(Collected { outputs: outputs?, elapsed })
-    }
-
-    fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {
-        Some(self)
     }
 
     fn n_pages(&self) -> usize {

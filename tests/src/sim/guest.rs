@@ -207,7 +207,6 @@ impl Guest {
             Op::Save { name } => {
                 let mut context = self.create(&saved_tokens(*name)).await?;
                 context.save(&saved_name(*name)).await?;
-                self.notes.saved(self.owner.actor.0, self.model.device(), *name);
             }
             Op::Open { name } => {
                 let opened = Context::open(&self.model, self.owner.clone(), &saved_name(*name)).await;

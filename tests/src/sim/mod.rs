@@ -5,10 +5,9 @@
 //! - What is real: the engine's core with its inbox, scheduler, pages, prefix cache, runs, budgets and accounts
 //!   ([`EngineLoop`](trellis_engine::fuzzing::EngineLoop) is the loop without its thread); contexts as the host API has them;
 //!   the sessions with their protocol, credit, uploads, cancels, detached guests and shutdown; the accounts of sessions, users and
-//!   the daemon; what keeps saved contexts, its queues and its files; the client library.
+//!   the daemon; the client library.
 //! - What is simulated: time; the device (`device`), which answers from the pages that it is told to read, and fails; the network
-//!   (`network`); the disk of saved contexts, which fills, fails, and is left by a killed daemon (`saved`);
-//!   guests (`guest`), which follow a `script` in the place of wasm; the `service` between sessions and engine.
+//!   (`network`); guests (`guest`), which follow a `script` in the place of wasm; the `service` between sessions and engine.
 //! - What it is held against: `naive`, which knows the tokens of a context and nothing else. `clients` and `raw` clients compare
 //!   what they are sent, guests what they are answered, `wiretap` reads connections again, `world` looks at what is left.
 //! - Must not happen: anything in a scene that does not follow from its seed. Nothing here asks the machine for the time, for
@@ -25,8 +24,7 @@
 //! allows; no output without credit; no budget passed; all clients come to their ends within a bound of virtual time; once they are
 //! gone, sessions end, and no context, page, byte, caller, mailbox or upload is left; the page tables agree with the contexts,
 //! between any two turns. Over however many connections a detached guest is read, what comes is what it has sent, once and in
-//! order (`detached`). What is found on the disk, also after a kill in the middle of any of its calls or a loss of power, is what
-//! was saved, or gone (`saved`).
+//! order (`detached`).
 //!
 //! That this is seen when it does not hold is shown by mistakes that the simulated parts make when they are told to
 //! ([`Mutation`]); each is noticed within so many seeds from 0 on:
@@ -62,7 +60,6 @@ mod network;
 mod notes;
 mod raw;
 mod run;
-mod saved;
 mod scene;
 mod script;
 mod service;

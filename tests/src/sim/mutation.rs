@@ -29,8 +29,6 @@ pub enum Mutation {
     ForgottenSession,
     /// A client that is to go on with a detached guest passes over an event.
     ForgottenEvent,
-    /// The device loses a page that comes from the disk.
-    LostPageOfDisk,
 }
 
 impl Mutation {
@@ -51,7 +49,6 @@ impl Mutation {
             Self::LostBytesOfHost => "lost-bytes-of-host",
             Self::ForgottenSession => "forgotten-session",
             Self::ForgottenEvent => "forgotten-event",
-            Self::LostPageOfDisk => "lost-page-of-disk",
         }
     }
 
@@ -70,6 +67,5 @@ impl Mutation {
         Self::LostBytesOfHost,
         Self::ForgottenSession,
         Self::ForgottenEvent,
-        Self::LostPageOfDisk,
     ];
 }

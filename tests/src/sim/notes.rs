@@ -1,6 +1,5 @@
 //! What happens in a scene: each event in its moment, faults by kind, and the first thing that must not be.
 
-use std::collections::BTreeSet;
 use std::fmt::{Arguments, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -69,10 +68,6 @@ faults! {
     Reattach = "detached guests attached",
     /// A reader of a detached guest has another take its place.
     TakenOver = "readers taken over",
-    /// The disk of saved contexts has no room, or fails.
-    Disk = "calls of the disk failed",
-    /// The disk is looked at as a daemon leaves it that is killed.
-    Killed = "disks of killed daemons",
     /// The daemon's sessions are dropped where they wait.
     Crash = "sessions dropped",
 }
@@ -87,8 +82,6 @@ pub(super) struct Notes {
     written: Mutex<Written>,
     faults: [AtomicU64; Fault::ALL.len()],
     violation: watch::Sender<Option<String>>,
-    /// User, model and name of what was saved at any time.
-    saved: Mutex<BTreeSet<(u32, String, usize)>>,
     mutation: Option<Mutation>,
 }
 
@@ -114,7 +107,6 @@ impl Notes {
             written: Mutex::new(written),
             faults: Default::default(),
             violation: watch::Sender::new(None),
-            saved: Mutex::default(),
             mutation,
         }
     }
@@ -143,18 +135,6 @@ impl Notes {
     /// Whether there was such a fault.
     pub(super) fn has(&self, fault: Fault) -> bool {
         self.faults[fault as usize].load(Ordering::Relaxed) > 0
-    }
-
-    /// Notes that a context was saved.
-    pub(super) fn saved(&self, uid: u32, model: &str, name: usize) {
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        saved.insert((uid, model.to_owned(), name));
-    }
-
-    /// Whether one was.
-    pub(super) fn was_saved(&self, uid: u32, model: &str, name: usize) -> bool {
-        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        saved.contains(&(uid, model.to_owned(), name))
     }
 
     /// Notes what must not be. The scene ends.

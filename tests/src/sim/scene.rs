@@ -41,8 +41,6 @@ pub(super) struct Scene {
     pub(super) unload: Option<Unload>,
     /// How detached guests are kept.
     pub(super) detached: DetachedLimits,
-    /// Where saved contexts are kept, if the engine is not alone with them.
-    pub(super) disk: Option<DiskScene>,
     /// When all models together are to have another number of pages, in parts of a thousand of what they have.
     pub(super) share: Option<(Duration, u64)>,
 }
@@ -65,19 +63,6 @@ pub(super) struct DetachedLimits {
     pub(super) kept_bytes: usize,
     pub(super) idle_ms: u64,
     pub(super) ended_ms: u64,
-}
-
-/// The disk of saved contexts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DiskScene {
-    pub(super) capacity_bytes: u64,
-    pub(super) of_user: u64,
-    pub(super) of_all: u64,
-    pub(super) per_mille_failed: usize,
-    /// The call in the middle of which the daemon is killed, as far as the disk is concerned.
-    pub(super) killed_at: u64,
-    /// The longest that anything takes there.
-    pub(super) takes_ms: usize,
 }
 
 /// A model's device.
@@ -371,23 +356,6 @@ impl DetachedLimits {
     }
 }
 
-impl DiskScene {
-    fn draw(draws: &mut Draws, is_calm: bool) -> Self {
-        let is_small = !is_calm && draws.happens(400);
-        let is_failing = !is_calm && draws.happens(300);
-        let small = |draws: &mut Draws| draws.between(0, 6_000) as u64;
-        let large = u64::MAX >> 1;
-        Self {
-            capacity_bytes: if is_small && draws.happens(500) { small(draws) } else { large },
-            of_user: if is_small && draws.happens(500) { small(draws) } else { large },
-            of_all: if is_small && draws.happens(500) { small(draws) } else { large },
-            per_mille_failed: if is_failing { draws.between(1, 200) } else { 0 },
-            killed_at: draws.between(1, 30) as u64,
-            takes_ms: draws.pick(&[0, 3, 40]),
-        }
-    }
-}
-
 impl DetachedScene {
     fn draw(draws: &mut Draws, is_calm: bool, n_models: usize) -> Self {
         let guest = GuestScene { give_up: None, ..GuestScene::draw(draws, is_calm, n_models) };
@@ -450,7 +418,7 @@ impl Scene {
             2 if !is_calm => End::Crash(ms(draws.below(200))),
             _ => End::Left,
         };
-        let mut unload = (!is_calm && draws.happens(150)).then(|| Unload {
+        let unload = (!is_calm && draws.happens(150)).then(|| Unload {
             at: ms(draws.below(150)),
             model: draws.below(n_models),
             drain: ms(draws.pick(&[0, 20, 200])),
@@ -463,12 +431,6 @@ impl Scene {
         models.iter_mut().for_each(|model| {
             (model.is_by_caller, model.n_steps_under_way) = (is_by_caller, n_steps_under_way);
         });
-        let disk = draws.happens(300).then(|| DiskScene::draw(draws, is_calm));
-        // What is on a disk is read for a model that was away.
-        if disk.is_some() && !is_calm && draws.happens(600) {
-            let (model, drain) = (draws.below(n_models), ms(draws.pick(&[0, 20])));
-            unload = Some(Unload { at: ms(draws.between(10, 80)), model, drain, comes_back: true });
-        }
         Self {
             models,
             prefix_scope: draws.pick(&[PrefixScope::Actor, PrefixScope::Shared]),
@@ -485,7 +447,6 @@ impl Scene {
             end,
             unload,
             detached: DetachedLimits::draw(draws, is_calm),
-            disk,
             share: (n_models > 1 && draws.happens(300))
                 .then(|| (ms(draws.below(150)), draws.between(700, 1300) as u64)),
         }

@@ -1,16 +1,15 @@
-//! The daemon's service in a simulation: guests follow scripts, models lie on simulated devices. Accounts, and what keeps saved
-//! contexts on a disk, are the daemon's.
+//! The daemon's service in a simulation: guests follow scripts, models lie on simulated devices. Accounts are the daemon's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use trellis::fuzzing::{Accounts, SavedKeepers, SimulatedDisk};
+use trellis::fuzzing::Accounts;
 use trellis::guest::GuestIo;
 use trellis::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest,
@@ -18,7 +17,7 @@ use trellis::session::{
 };
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner, Resource, SessionId};
 use trellis_engine::model::Model;
-use trellis_engine::{Engine, KvBounds, ModelFittings, ModelHandle};
+use trellis_engine::{Engine, KvBounds, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LimitInfo, ModelInfo, Program,
     Stage,
@@ -29,7 +28,6 @@ use super::draws::Draws;
 use super::guest::{Guest, until_killed};
 use super::mutation::Mutation;
 use super::notes::{Fault, Notes};
-use super::saved;
 use super::scene::{MODELS, Scene, salt};
 use super::script::Script;
 
@@ -43,8 +41,7 @@ pub(super) struct SimService {
     pub(super) notes: Arc<Notes>,
     pub(super) shutdown: CancellationToken,
     pub(super) accounts: Accounts,
-    /// Where saved contexts are kept, if they are kept on a disk.
-    pub(super) disk: Option<(SimulatedDisk, SavedKeepers)>,
+    model: Arc<Model>,
     clock: Clock,
     draws: Mutex<Draws>,
     models: Mutex<Vec<Option<ModelHandle>>>,
@@ -57,13 +54,6 @@ pub(super) struct SimService {
     n_alive: Arc<AtomicUsize>,
 }
 
-/// The model of a number. All have the tokenizer and the shape of one that is bundled.
-pub(super) fn model(idx: usize) -> Arc<Model> {
-    static OPENED: [OnceLock<Arc<Model>>; MODELS.len()] = [const { OnceLock::new() }; MODELS.len()];
-    let open = || Arc::new(crate::models::bundled_as("draft", MODELS[idx]));
-    OPENED[idx].get_or_init(open).clone()
-}
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -72,17 +62,17 @@ impl SimService {
     pub(super) fn new(
         scene: Scene,
         engine: Engine,
+        model: Arc<Model>,
         clock: Clock,
-        mut draws: Draws,
+        draws: Draws,
         notes: Arc<Notes>,
     ) -> Arc<Self> {
-        let disk = scene.disk.map(|disk| saved::begin(disk, draws.fork(), notes.clone()));
         let service = Arc::new(Self {
             engine,
             notes,
             shutdown: CancellationToken::new(),
             accounts: Accounts::new(&scene.budgets.around, u64::MAX),
-            disk,
+            model,
             clock,
             draws: Mutex::new(draws),
             models: Mutex::new(vec![None; scene.models.len()]),
@@ -103,14 +93,12 @@ impl SimService {
     fn put_on(&self, idx: usize) -> Result<(), ErrorBody> {
         let draws = locked(&self.draws).fork();
         let scene = self.scene.models[idx];
-        let mut device =
+        let device =
             Device::new(MODELS[idx], salt(idx), scene, self.clock.clone(), draws, self.notes.clone());
         let bounds = KvBounds { n_pages_max: scene.n_pages_max, ..KvBounds::of(&device) };
-        let model = model(idx);
-        let archive = self.disk.as_ref().map(|(_, keepers)| saved::archive(keepers, idx, &mut device));
         let handle = self
             .engine
-            .add_with(ModelFittings { archive, ..ModelFittings::default() }, model, Box::new(device), bounds)
+            .add(self.model.clone(), Box::new(device), bounds)
             .map_err(|error| ErrorBody::new(ErrorCode::LoadFailed, error.to_string()))?;
         locked(&self.models)[idx] = Some(handle);
         Ok(())
@@ -347,10 +335,6 @@ impl Service for SimService {
         let (idx, handle) = self.model(Some(&model))?;
         handle.close();
         let _ = tokio::time::timeout(drain.unwrap_or_default(), handle.idle()).await;
-        handle.end();
-        if let Some((_, keepers)) = &self.disk {
-            saved::settle(keepers, Some(&model)).await;
-        }
         let removed = self.engine.remove(&handle).await;
         locked(&self.models)[idx] = None;
         match removed {

@@ -1,18 +1,18 @@
 //! A scene from its beginning to its end, and what must hold then: nothing is left of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 use trellis::guest::GuestLimits;
 use trellis::session::{Actor, SessionLimits, Sessions};
 use trellis_client::Client;
 use trellis_engine::EngineSettings;
 use trellis_engine::fuzzing::{Awaited, EngineHolds, EngineLoop};
+use trellis_engine::model::Model;
 
 use super::clients::{self, Seat};
 use super::device::Clock;
@@ -22,7 +22,7 @@ use super::notes::{Fault, Notes};
 use super::scene::{End, LinkScene, MODELS, Scene, Unload};
 use super::script::{N_NAMES, saved_name};
 use super::service::{OPERATOR, SimService};
-use super::{raw, saved, wiretap};
+use super::{raw, wiretap};
 
 /// In which clients have to come to their ends, whatever is done to them: several times what the slowest scene needs.
 const CLIENTS_TIME: Duration = Duration::from_secs(120);
@@ -35,6 +35,12 @@ const STOP_MS: u64 = 2_000;
 
 /// Turns of an engine that does not come to rest.
 const N_TURNS_MAX: u64 = 1_000_000;
+
+/// The model whose tokenizer and shape all models here have.
+fn model() -> Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL.get_or_init(|| Arc::new(crate::models::bundled("draft"))).clone()
+}
 
 struct World {
     service: Arc<SimService>,
@@ -53,7 +59,7 @@ pub(super) async fn play(seed: u64, scene: Scene, notes: Arc<Notes>) {
     };
     let (engine, mut turning) = EngineLoop::begin(settings);
     let (clock, draws) = (Clock::default(), Draws::of(seed, 2));
-    let service = SimService::new(scene, engine, clock.clone(), draws, notes.clone());
+    let service = SimService::new(scene, engine, model(), clock.clone(), draws, notes.clone());
     let over = CancellationToken::new();
     let driving = async {
         tokio::select! {
@@ -154,9 +160,6 @@ async fn live(seed: u64, service: Arc<SimService>) {
     let draws = &mut Draws::of(seed, 4);
     let lines = Arc::new(Lines::new(sessions.clone(), service.clone(), draws.fork()));
     let world = World { service, sessions, notes, lines };
-    let _disk = world.service.disk.clone().zip(scene.disk).map(|((_, keepers), disk)| {
-        AbortOnDropHandle::new(tokio::spawn(saved::serve(keepers, disk, draws.fork())))
-    });
     let mut living = Vec::new();
     for (number, scene) in scene.clients.iter().enumerate() {
         let actor = Actor { uid: scene.uid, gid: scene.uid };
@@ -180,7 +183,7 @@ async fn live(seed: u64, service: Arc<SimService>) {
     if lived.await.is_err() {
         return world.notes.violation(format!("clients have not come to their ends in {CLIENTS_TIME:?}"));
     }
-    world.end(draws).await;
+    world.end().await;
 }
 
 impl World {
@@ -239,7 +242,7 @@ impl World {
     }
 
     /// All clients have left.
-    async fn end(self, draws: &mut Draws) {
+    async fn end(self) {
         let [serving, hung] = self.lines.take_serving();
         for (sessions, why) in [(serving, "their clients left"), (hung, "they were told to")] {
             let ended = timeout(SESSIONS_TIME, join_all(sessions)).await;
@@ -267,7 +270,6 @@ impl World {
                 self.notes.violation(violation);
             }
         }
-        saved::check(&self.service, draws).await;
         self.let_go_of_saved().await;
         self.check().await;
     }

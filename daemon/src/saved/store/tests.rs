@@ -1,12 +1,11 @@
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use trellis_engine::account::{Account, ActorId, Budget, Resource};
 use trellis_engine::backend::PAGE_LEN;
 
 use super::*;
-use crate::files::write_whole;
 
 const PAGE_BYTES: u64 = 1024;
 const MIB: u64 = 1 << 20;
@@ -235,7 +234,7 @@ fn on_a_full_disk_the_users_own_make_room_and_nothing_is_left_half_written() {
     assert_eq!(names.each_ref().map(|name| store.path("tiny", name).exists()), [true, false, true]);
     let full = |_: &Path, _: &[&[u8]]| Err(io::ErrorKind::StorageFull.into());
     store.put_by(&kind(), &names[1], &context(100), full).expect_err("there is no room for anything");
-    assert_eq!(store.disk.files(&folder, TEMPORARY).len(), 0);
+    assert_eq!(files(&folder, TEMPORARY).count(), 0);
 }
 
 #[test]
