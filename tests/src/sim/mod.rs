@@ -42,7 +42,8 @@
 //! | `doubled-output` | 0 | what the client is sent |
 //! | `lost-step` | 7 | the bound of virtual time |
 //! | `lost-bytes-of-host` | 30 | accounts in the end |
-//! | `forgotten-event` | 40 | the next reading of a detached guest |
+//! | `forgotten-session` | 6 | sessions that are left |
+//! | `forgotten-event` | 19 | the next reading of a detached guest |
 //!
 //! `cargo run --release -p trellis-tests --bin simulate` plays many seeds, `-- --seed N --trace` shows one. A seed says the same
 //! as long as nothing that it draws from changes: seeds that once found something are kept in the test, and what they found has
