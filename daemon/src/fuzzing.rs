@@ -1,9 +1,12 @@
-//! What fuzzers run beside the public API. Nothing else uses it, and without the feature `fuzzing` it is not there.
+//! What fuzzers and simulations run beside the public API. Nothing else uses it, and without the feature `fuzzing` it is not there.
+
+mod accounts;
 
 use std::io::Cursor;
 
 use trellis_engine::account::{ActorId, Resource};
 
+pub use self::accounts::Accounts;
 use crate::guest::{GuestError, GuestHost};
 use crate::recording::{Answer, Broken, Call, Entry, FrameWriter, Head, MAGIC, Reader, write_head};
 use crate::service::HostService;

@@ -4,7 +4,8 @@
 //! - Goes out: an [`Outcome`]: the trace of all events as a digest, faults by kind, and the first thing that must not be.
 //! - What is real: the engine's core with its inbox, scheduler, pages, prefix cache, runs, budgets and accounts
 //!   ([`EngineLoop`](trellis_engine::fuzzing::EngineLoop) is the loop without its thread); contexts as the host API has them;
-//!   the sessions with their protocol, credit, uploads, cancels, detached guests and shutdown; the client library.
+//!   the sessions with their protocol, credit, uploads, cancels, detached guests and shutdown; the accounts of sessions, users and
+//!   the daemon; the client library.
 //! - What is simulated: time; the device (`device`), which answers from the pages that it is told to read, and fails; the network
 //!   (`network`); guests (`guest`), which follow a `script` in the place of wasm; the `service` between sessions and engine.
 //! - What it is held against: `naive`, which knows the tokens of a context and nothing else. `clients` and `raw` clients compare
@@ -41,7 +42,8 @@
 //! | `doubled-output` | 0 | what the client is sent |
 //! | `lost-step` | 7 | the bound of virtual time |
 //! | `lost-bytes-of-host` | 30 | accounts in the end |
-//! | `forgotten-event` | 40 | the next reading of a detached guest |
+//! | `forgotten-session` | 6 | sessions that are left |
+//! | `forgotten-event` | 19 | the next reading of a detached guest |
 //!
 //! `cargo run --release -p trellis-tests --bin simulate` plays many seeds, `-- --seed N --trace` shows one. A seed says the same
 //! as long as nothing that it draws from changes: seeds that once found something are kept in the test, and what they found has

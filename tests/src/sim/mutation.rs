@@ -25,6 +25,8 @@ pub enum Mutation {
     LostStep,
     /// The account of a session is charged for something that is not given back.
     LostBytesOfHost,
+    /// The account of a session stays when the session has ended.
+    ForgottenSession,
     /// A client that is to go on with a detached guest passes over an event.
     ForgottenEvent,
 }
@@ -45,6 +47,7 @@ impl Mutation {
             Self::DoubledOutput => "doubled-output",
             Self::LostStep => "lost-step",
             Self::LostBytesOfHost => "lost-bytes-of-host",
+            Self::ForgottenSession => "forgotten-session",
             Self::ForgottenEvent => "forgotten-event",
         }
     }
@@ -62,6 +65,7 @@ impl Mutation {
         Self::DoubledOutput,
         Self::LostStep,
         Self::LostBytesOfHost,
+        Self::ForgottenSession,
         Self::ForgottenEvent,
     ];
 }

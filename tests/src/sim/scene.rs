@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use trellis::config::{self, SharedBudget};
 use trellis_engine::account::Budget;
 use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use trellis_engine::{Port, PrefixScope};
@@ -44,12 +45,11 @@ pub(super) struct Scene {
     pub(super) share: Option<(Duration, u64)>,
 }
 
-/// Budgets of each guest, session and user.
+/// Budgets of each guest, and of what lies around it: session, user and daemon.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budgets {
     pub(super) guest: Budget,
-    pub(super) session: Budget,
-    pub(super) user: Budget,
+    pub(super) around: config::Budgets,
     pub(super) is_limited: bool,
 }
 
@@ -267,23 +267,38 @@ impl DeviceScene {
 
 impl Budgets {
     fn draw(draws: &mut Draws, is_calm: bool) -> Self {
-        let mut budgets = Self {
-            guest: Budget::UNLIMITED,
-            session: Budget::UNLIMITED,
-            user: Budget::UNLIMITED,
-            is_limited: !is_calm && draws.happens(250),
+        let all = SharedBudget::UNLIMITED;
+        let around = config::Budgets { session: all, user: all, daemon: all };
+        let is_limited = !is_calm && draws.happens(250);
+        let mut budgets = Self { guest: Budget::UNLIMITED, around, is_limited };
+        if !is_limited {
+            return budgets;
+        }
+        let (resource, magnitude) = (draws.below(4), draws.below(1000));
+        let most = |least: usize, most: usize| (least + magnitude * (most - least) / 1000) as u64;
+        let of_around = match draws.below(4) {
+            0 => {
+                let budget = &mut budgets.guest;
+                match resource {
+                    0 => budget.n_tokens = most(10, 300),
+                    1 => budget.n_pages = most(1, 12),
+                    2 => budget.n_contexts = most(1, 5),
+                    _ => budget.host_bytes = most(2_000, 30_000),
+                }
+                return budgets;
+            }
+            1 => &mut budgets.around.session,
+            2 => &mut budgets.around.user,
+            _ => &mut budgets.around.daemon,
         };
-        if budgets.is_limited {
-            let budget = match draws.below(3) {
-                0 => &mut budgets.guest,
-                1 => &mut budgets.session,
-                _ => &mut budgets.user,
-            };
-            match draws.below(4) {
-                0 => budget.n_tokens = draws.between(10, 300) as u64,
-                1 => budget.n_pages = draws.between(1, 12) as u64,
-                2 => budget.n_contexts = draws.between(1, 5) as u64,
-                _ => budget.host_bytes = draws.between(2_000, 30_000) as u64,
+        match resource {
+            0 => of_around.n_tokens = most(10, 300),
+            1 => of_around.n_pages = most(1, 12),
+            2 => of_around.n_contexts = most(1, 5),
+            // What a detached guest may be ahead is paid for in one piece.
+            _ => {
+                of_around.host_bytes =
+                    Some(most(2_000, if magnitude.is_multiple_of(2) { 30_000 } else { 900_000 }))
             }
         }
         budgets

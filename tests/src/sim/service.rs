@@ -1,5 +1,4 @@
-//! The daemon's service in a simulation: guests follow scripts, models lie on simulated devices. Accounts lie in each other as
-//! the daemon's do.
+//! The daemon's service in a simulation: guests follow scripts, models lie on simulated devices. Accounts are the daemon's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,12 +9,13 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
+use trellis::fuzzing::Accounts;
 use trellis::guest::GuestIo;
 use trellis::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest,
     StopHandle, StopReason,
 };
-use trellis_engine::account::{Account, ActorId, Budget, GuestId, HostCharge, Owner, SessionId, USER};
+use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner, Resource, SessionId};
 use trellis_engine::model::Model;
 use trellis_engine::{Engine, KvBounds, ModelHandle};
 use trellis_wire::{
@@ -40,13 +40,14 @@ pub(super) struct SimService {
     pub(super) engine: Engine,
     pub(super) notes: Arc<Notes>,
     pub(super) shutdown: CancellationToken,
-    pub(super) daemon: Arc<Account>,
+    pub(super) accounts: Accounts,
     model: Arc<Model>,
     clock: Clock,
     draws: Mutex<Draws>,
     models: Mutex<Vec<Option<ModelHandle>>>,
-    pub(super) users: Mutex<BTreeMap<u32, Arc<Account>>>,
-    sessions: Mutex<BTreeMap<u64, Arc<Account>>>,
+    users: Mutex<BTreeSet<u32>>,
+    /// All that ever began.
+    sessions: Mutex<BTreeSet<u64>>,
     components: Mutex<BTreeSet<[u8; 32]>>,
     guests: Mutex<BTreeMap<u64, (Actor, CancellationToken)>>,
     n_guests: AtomicU64,
@@ -70,7 +71,7 @@ impl SimService {
             engine,
             notes,
             shutdown: CancellationToken::new(),
-            daemon: Account::new("daemon", Budget::UNLIMITED, None),
+            accounts: Accounts::new(&scene.budgets.around, u64::MAX),
             model,
             clock,
             draws: Mutex::new(draws),
@@ -115,18 +116,36 @@ impl SimService {
 
     /// Sessions that have not ended.
     pub(super) fn n_sessions(&self) -> usize {
-        locked(&self.sessions).len()
+        locked(&self.sessions).iter().filter(|&&id| self.accounts.session(id).is_some()).count()
+    }
+
+    /// Users that were ever here.
+    pub(super) fn uids(&self) -> Vec<u32> {
+        locked(&self.users).iter().copied().collect()
     }
 
     /// Someone of the user, to let go of what it saved.
-    pub(super) fn owner_of(&self, uid: u32) -> Owner {
-        let user = locked(&self.users).get(&uid).cloned();
-        Owner {
-            actor: ActorId(uid),
-            session: SessionId(0),
-            guest: GuestId(0),
-            account: Account::new("guest", Budget::UNLIMITED, user),
+    pub(super) async fn owner_of(&self, uid: u32) -> Owner {
+        let session = u64::from(uid) + (1 << 32);
+        let account = self.accounts.begin_session(Actor { uid, gid: uid }, session).await;
+        self.accounts.end_session(session);
+        Owner { actor: ActorId(uid), session: SessionId(session), guest: GuestId(0), account }
+    }
+
+    /// What is charged to users, and to the daemon, that is in use.
+    pub(super) fn charged(&self) -> Vec<(String, u64)> {
+        let mut charged = Vec::new();
+        for resource in [Resource::Pages, Resource::Contexts, Resource::HostBytes] {
+            let users = self.uids().into_iter().map(|uid| self.accounts.used_by(uid, resource));
+            for (whose, used) in
+                users.map(|used| ("a user", used)).chain([("the daemon", self.accounts.used(resource))])
+            {
+                if used > 0 {
+                    charged.push((format!("{} of {whose}", resource.name()), used));
+                }
+            }
         }
+        charged
     }
 
     fn model(&self, name: Option<&str>) -> Result<(usize, ModelHandle), ErrorBody> {
@@ -181,7 +200,7 @@ impl Service for SimService {
         let (model_idx, model) = self.model(request.model.as_deref())?;
         let script = Script::told(&request.arguments, model_idx);
         let script = script.ok_or_else(|| ErrorBody::new(ErrorCode::InvalidArgument, "a script's seed"))?;
-        let session = locked(&self.sessions).get(&request.session_id).cloned();
+        let session = self.accounts.session(request.session_id);
         let session = session.ok_or_else(|| ErrorBody::new(ErrorCode::Cancelled, "the session has ended"))?;
         let account = Account::new("guest", self.scene.budgets.guest, Some(session.clone()));
         if self.notes.makes(Mutation::LostBytesOfHost) && locked(&self.draws).happens(50) {
@@ -341,16 +360,15 @@ impl Service for SimService {
     }
 
     async fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
-        let mut users = locked(&self.users);
-        let user = users
-            .entry(actor.uid)
-            .or_insert_with(|| Account::new(USER, self.scene.budgets.user, Some(self.daemon.clone())));
-        let account = Account::new("session", self.scene.budgets.session, Some(user.clone()));
-        locked(&self.sessions).insert(session_id, account.clone());
-        account
+        locked(&self.users).insert(actor.uid);
+        locked(&self.sessions).insert(session_id);
+        self.accounts.begin_session(actor, session_id).await
     }
 
     fn session_ended(&self, session_id: u64) {
-        locked(&self.sessions).remove(&session_id);
+        if self.notes.makes(Mutation::ForgottenSession) && locked(&self.draws).happens(100) {
+            return;
+        }
+        self.accounts.end_session(session_id);
     }
 }

@@ -11,7 +11,6 @@ use trellis::guest::GuestLimits;
 use trellis::session::{Actor, SessionLimits, Sessions};
 use trellis_client::Client;
 use trellis_engine::EngineSettings;
-use trellis_engine::account::Resource;
 use trellis_engine::fuzzing::{Awaited, EngineHolds, EngineLoop};
 use trellis_engine::model::Model;
 
@@ -276,9 +275,8 @@ impl World {
     }
 
     async fn let_go_of_saved(&self) {
-        let uids: Vec<u32> = self.service.users.lock().expect("nobody panicked").keys().copied().collect();
-        for uid in uids {
-            let owner = self.service.owner_of(uid);
+        for uid in self.service.uids() {
+            let owner = self.service.owner_of(uid).await;
             for model in self.service.handles() {
                 for name in 0..N_NAMES {
                     // Most were not saved.
@@ -325,11 +323,6 @@ fn check_engine(engine: &mut EngineLoop, service: &SimService) {
     notes.expect(holds == EngineHolds::default() && n_held == 0, || {
         format!("the engine keeps {holds:?} and {n_held} pages")
     });
-    let users = service.users.lock().expect("nobody panicked");
-    for account in users.values().chain([&service.daemon]) {
-        for resource in [Resource::Pages, Resource::Contexts, Resource::HostBytes] {
-            let used = account.used(resource);
-            notes.expect(used == 0, || format!("{used} {} are charged to nobody", resource.name()));
-        }
-    }
+    let charged = service.charged();
+    notes.expect(charged.is_empty(), || format!("{charged:?} are charged to nobody"));
 }
