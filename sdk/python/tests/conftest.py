@@ -24,7 +24,7 @@ EXE = Path(os.environ.get("TRELLIS_EXE") or ROOT / "target/debug/trellis-under-t
 GUESTS = Path(os.environ.get("TRELLIS_GUESTS") or ROOT / "guest-examples/target/wasm32-wasip2/release")
 
 #: Long enough for anything that ends at all, on a slow machine that does other things too.
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 
 
 def _settings(guests_dir: Optional[Path]) -> str:

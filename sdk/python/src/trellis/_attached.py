@@ -131,6 +131,11 @@ class AsyncAttached(AsyncReading):
         """Whether the guest has ended and all is read, or the reading was closed."""
         return self._is_over
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is of no use any more; what came before may still be read."""
+        return self._inflow.link.protocol.lost is not None
+
     async def send(self, text: str, timeout: Timeout = DEFAULT) -> None:
         """Sends a message to the guest, as `AsyncGuest.send`."""
         await send(self._client, self._inflow, text, timeout)
@@ -216,6 +221,9 @@ class AsyncResumed(AsyncReading):
         """
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
+        if self._attached is not None and self._attached.is_lost and self._patience > 0:
+            # What came and was not read comes again.
+            self._leave()
         while self._attached is None:
             try:
                 await self._attach_once(None if end is None else max(end - loop.time(), 0.0))
@@ -247,6 +255,7 @@ class AsyncResumed(AsyncReading):
 
     def _leave(self) -> None:
         if self._attached is not None:
+            self._from = self._attached.next_number
             self._attached.close()
         if self._client is not None:
             self._client.close()

@@ -188,11 +188,14 @@ class AsyncItems(Generic[T]):
         self._reading = reading
         self._pick = pick
         self._timeout = timeout
+        # One that was made and never used ends nothing.
+        self._has_begun = False
 
     def __aiter__(self) -> AsyncItems[T]:
         return self
 
     async def __anext__(self) -> T:
+        self._has_begun = True
         try:
             while True:
                 event = await self._reading.next(self._timeout)
@@ -210,4 +213,5 @@ class AsyncItems(Generic[T]):
         self._reading.close()
 
     def __del__(self) -> None:
-        self._reading.close()
+        if self._has_begun:
+            self._reading.close()

@@ -32,14 +32,15 @@ class Reading(Generic[A]):
         self._client = client
         # Read, and not yet given.
         self._ahead: deque[Event] = deque()
+        self._is_closed = False
 
     def next(self, timeout: Optional[float] = None) -> Optional[Event]:
         """The next event; `None` after the guest's end. An error is the last item.
 
         Giving up, by the time-out in seconds (`TimedOutError`) or by Ctrl-C, loses nothing.
         """
-        if self._ahead:
-            return self._ahead.popleft()
+        if self._is_closed:
+            return None
         return self._portal.call(self._inner.next(timeout))
 
     def events(self, timeout: Optional[float] = None) -> Iterator[Event]:
@@ -87,10 +88,11 @@ class Reading(Generic[A]):
     @property
     def is_over(self) -> bool:
         """Whether the last item was read, or the reading closed."""
-        return self._inner.is_over and not self._ahead
+        return self._is_closed or (self._inner.is_over and not self._ahead)
 
     def close(self) -> None:
         """Ends the reading at once; of what was not read, nothing is kept."""
+        self._is_closed = True
         self._ahead.clear()
         if not self._inner.is_over:
             self._portal.soon(self._inner.close)
@@ -118,11 +120,14 @@ class Items(Generic[T]):
         self._close = reading.close
         self._pick = pick
         self._timeout = timeout
+        # One that was made and never used ends nothing.
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
+        self._has_begun = True
         try:
             while True:
                 event = self._next(self._timeout)
@@ -136,7 +141,8 @@ class Items(Generic[T]):
             raise
 
     def __del__(self) -> None:
-        self._close()
+        if self._has_begun:
+            self._close()
 
 
 class Guest(Reading[AsyncGuest]):
@@ -150,7 +156,7 @@ class Guest(Reading[AsyncGuest]):
 
         Giving up, by the time-out in seconds (`TimedOutError`) or by Ctrl-C, loses nothing, and the guest goes on.
         """
-        if not self._ahead:
+        if not self._ahead and not self._is_closed:
             # What has come already costs no further way between the threads.
             self._ahead.extend(self._portal.call(self._inner.some(timeout)))
         return self._ahead.popleft() if self._ahead else None
