@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+
 from trellis import Program, _codec, _protocol
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +68,7 @@ class Daemon:
         }
         # A busy machine is to change nothing.
         environment.update(MEMORY_PRESSURE_WATCH="/dev/null")
-        command = [EXE, "serve", "--socket", self.socket, "--config", self.config]
+        command = [str(EXE), "serve", "--socket", str(self.socket), "--config", str(self.config)]
         log = self.folder / "log"
         with log.open("ab") as file:
             self._process = subprocess.Popen(command, env=environment, stderr=file, stdin=subprocess.DEVNULL)
@@ -116,6 +117,7 @@ def hostile() -> Program:
 @pytest.fixture(params=["msgspec", "msgpack"])
 def codec(request: Any, monkeypatch: pytest.MonkeyPatch) -> _codec.Codec:
     """Each of the ways to write and read MessagePack, for all clients of the test."""
+    pytest.importorskip(request.param)
     chosen = {"msgspec": _codec.by_msgspec, "msgpack": _codec.by_msgpack}[request.param]()
     monkeypatch.setattr(_protocol, "best", lambda: chosen)
     return chosen

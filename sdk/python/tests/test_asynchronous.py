@@ -11,6 +11,7 @@ from typing import Any, Callable, TypeVar
 
 import pytest
 from conftest import GUESTS, PATIENCE_S, Daemon
+
 from trellis import (
     AsyncClient,
     CancelledError,
@@ -55,6 +56,7 @@ def in_a_loop(test: F) -> Callable[..., None]:
 async def until(holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
     """Waits until something holds; the test as a whole has a time-out."""
     while not await holds():
+        # What is waited for happens in the daemon.
         await asyncio.sleep(0.005)
 
 
@@ -66,15 +68,22 @@ async def is_listed(client: AsyncClient, guest_id: int) -> bool:
 async def test_a_guest_runs_and_tells_what_it_used(shared: Daemon, hostile: Program) -> None:
     async with AsyncClient.connect(shared.socket) as client:
         assert client.daemon_build.startswith("trellis ")
-        async with client.start(hostile, "tokens", "5", "<|begin_of_text|>Once", seed=7, label="five") as guest:
+        async with client.start(
+            hostile, "tokens", "5", "<|begin_of_text|>Once", seed=7, label="five"
+        ) as guest:
             events = [event async for event in guest]
-        assert [type(event) for event in events if not isinstance(event, Progress)] == [Started, *[Tokens] * 5]
+        assert [type(event) for event in events if not isinstance(event, Progress)] == [
+            Started,
+            *[Tokens] * 5,
+        ]
         assert guest.usage is not None and guest.usage.n_tokens >= 5
         assert guest.guest_id == next(event.guest_id for event in events if isinstance(event, Started))
         assert await guest.next() is None
         again = await client.run(hostile, "tokens", "5", "<|begin_of_text|>Once", seed=7)
         other = await client.run(hostile, "tokens", "5", "<|begin_of_text|>Once", seed=8)
-        assert again.tokens == [token for event in events if isinstance(event, Tokens) for token in event.tokens]
+        assert again.tokens == [
+            token for event in events if isinstance(event, Tokens) for token in event.tokens
+        ]
         assert other.tokens != again.tokens and again.usage is not None
 
 
@@ -82,7 +91,14 @@ async def test_a_guest_runs_and_tells_what_it_used(shared: Daemon, hostile: Prog
 async def test_programs_are_named_by_bytes_paths_and_words(shared: Daemon) -> None:
     async with AsyncClient.connect(shared.socket) as client:
         path = GUESTS / "chat.wasm"
-        named = ["chat", str(path), path, path.read_bytes(), Program.named("chat"), Program.file(path)]
+        named: list[Any] = [
+            "chat",
+            str(path),
+            path,
+            path.read_bytes(),
+            Program.named("chat"),
+            Program.file(path),
+        ]
         texts = [await client.start(program, "What is 37 + 48?", seed=7).text() for program in named]
         assert {text.strip() for text in texts} == {"85"}
         with pytest.raises(UnknownProgramError):
@@ -195,7 +211,7 @@ async def test_options_out_of_range_are_named(shared: Daemon, hostile: Program) 
     async with AsyncClient.connect(shared.socket) as client:
         for options in ({"seed": -1}, {"seed": 2**64}, {"deadline": -1.0}, {"deadline": float("nan")}):
             with pytest.raises(ValueError, match=next(iter(options))):
-                client.start(hostile, **options)  # type: ignore[arg-type]
+                client.start(hostile, **options)
         wrong: list[dict[str, Any]] = [{"seed": 1.5}, {"priority": 1}, {"window_bytes": "x"}]
         for option in wrong:
             with pytest.raises(TypeError, match=next(iter(option))):
@@ -240,7 +256,13 @@ async def test_leaving_a_loop_stops_the_guest(shared: Daemon, hostile: Program) 
             gc.collect()
             return guest_id
 
-        for leave in (broken_out_of("events"), broken_out_of("texts"), broken_out_of("none"), failing(), forgotten()):
+        for leave in (
+            broken_out_of("events"),
+            broken_out_of("texts"),
+            broken_out_of("none"),
+            failing(),
+            forgotten(),
+        ):
             guest_id = await leave
 
             async def is_gone(guest_id: int = guest_id) -> bool:
@@ -314,7 +336,10 @@ async def test_a_client_that_is_closed_says_so(shared: Daemon, hostile: Program)
     client = await AsyncClient.connect(shared.socket)
     guest = client.start(hostile, "wait-for-messages")
     guest_id = await guest.started()
-    waiting = [asyncio.ensure_future(guest.wait()), asyncio.ensure_future(client.logs_from(10**9, waits=True))]
+    waiting = [
+        asyncio.ensure_future(guest.wait()),
+        asyncio.ensure_future(client.logs_from(10**9, waits=True)),
+    ]
     await asyncio.sleep(0.05)
     client.close()
     client.close()

@@ -9,8 +9,9 @@ import re
 from typing import Any
 
 import pytest
-import trellis
 from conftest import ROOT
+
+import trellis
 from trellis import _amounts, _faults, _info, _wire
 from trellis._reading import AsyncReading
 from trellis._shape import ShapeError, read
@@ -28,7 +29,11 @@ def test_every_code_has_its_class() -> None:
     assert len(codes) > 30
     for variant, code in codes:
         kind = _faults.BY_CODE[code]
-        assert kind.__name__ == f"{variant}Error" and kind.code == code and getattr(trellis, kind.__name__) is kind
+        assert (
+            kind.__name__ == f"{variant}Error"
+            and kind.code == code
+            and getattr(trellis, kind.__name__) is kind
+        )
     assert len(_faults.BY_CODE) == len(codes)
     retryable = re.findall(r"Self::(\w+)", source("fault.rs").split("fn is_retryable")[1].split("}")[0])
     ours = {kind.__name__ for kind in _faults.BY_CODE.values() if kind.is_retryable}
@@ -43,7 +48,7 @@ def test_every_code_has_its_class() -> None:
 @pytest.mark.parametrize("module", [_amounts, _info])
 def test_what_the_daemon_describes_has_the_fields_of_the_wire(module: Any) -> None:
     text = source("info.rs") + source("limit.rs") + source("logs.rs")
-    kinds = [kind for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
+    kinds: list[Any] = [kind for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
     for kind in kinds:
         if kind.__module__ != module.__name__:
             continue
@@ -52,7 +57,9 @@ def test_what_the_daemon_describes_has_the_fields_of_the_wire(module: Any) -> No
         assert body is not None, name
         theirs = re.findall(r"^    pub (\w+): (.*),$", body[1], re.MULTILINE)
         ours = dataclasses.fields(kind)
-        assert [field.metadata.get("name", field.name) for field in ours] == [field for field, _ in theirs], name
+        assert [field.metadata.get("name", field.name) for field in ours] == [field for field, _ in theirs], (
+            name
+        )
         for field, (_, rust) in zip(ours, theirs):
             assert ("Optional" in str(field.type)) == rust.startswith("Option<"), f"{name}.{field.name}"
             assert ("int" in str(field.type)) == bool(re.search(r"u\d\d", rust)), f"{name}.{field.name}"
@@ -70,7 +77,7 @@ def test_numbers_are_those_of_the_wire() -> None:
         for factor in found[1].split("*"):
             value *= int(factor)
         if name == "OUTPUT_BYTES_MAX":
-            assert _wire.OUTPUT_CREDIT_BYTES_MAX == value + _wire.OUTPUT_OVERHEAD_BYTES
+            assert value + _wire.OUTPUT_OVERHEAD_BYTES == _wire.OUTPUT_CREDIT_BYTES_MAX
         else:
             assert getattr(_wire, name) == value, name
     cargo = (ROOT / "Cargo.toml").read_text()
@@ -112,15 +119,29 @@ def test_both_clients_say_the_same(sync: type[Any], asynchronous: type[Any]) -> 
 def test_every_wait_has_a_time_out() -> None:
     for kind in (trellis.Client, trellis.AsyncClient, trellis.Guest, trellis.AsyncGuest, trellis.Attached):
         for name, member in public(kind).items():
-            is_at_once = name in ("start", "resume", "cancel", "close", "acknowledge", "done", "seconds", "check_version")
+            is_at_once = name in (
+                "start",
+                "resume",
+                "cancel",
+                "close",
+                "acknowledge",
+                "done",
+                "seconds",
+                "check_version",
+            )
             if inspect.isfunction(member) and not is_at_once:
                 assert "timeout" in inspect.signature(member).parameters, f"{kind.__name__}.{name}"
 
 
 def test_what_has_another_shape_is_refused() -> None:
-    assert read(trellis.ModelInfo, {"name": "x", "n_steps": 4, "n_rows_failed": 2}).computed.causes.n_rows_failed == 2
+    assert (
+        read(trellis.ModelInfo, {"name": "x", "n_steps": 4, "n_rows_failed": 2}).computed.causes.n_rows_failed
+        == 2
+    )
     assert read(trellis.ModelInfo, {"loading_bytes": [1, 2]}).loading_bytes == (1, 2)
-    assert read(trellis.DaemonInfo, {"class": {"limits": {"n": 1}}}).class_ == trellis.ClassInfo(limits={"n": 1})
+    assert read(trellis.DaemonInfo, {"class": {"limits": {"n": 1}}}).class_ == trellis.ClassInfo(
+        limits={"n": 1}
+    )
     wrong: list[dict[str, Any]] = [
         {"name": 1},
         {"n_vocab": True},

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 from conftest import Daemon
+
 from trellis import (
     AsyncClient,
     Client,
@@ -20,7 +22,9 @@ from trellis import (
 )
 
 
-def test_all_that_is_under_way_ends_with_an_error_that_may_be_tried_again(own: Daemon, hostile: Program) -> None:
+def test_all_that_is_under_way_ends_with_an_error_that_may_be_tried_again(
+    own: Daemon, hostile: Program
+) -> None:
     async def killed() -> None:
         async with AsyncClient.connect(own.socket) as client:
             reading = client.start(hostile, "endless")
@@ -31,7 +35,7 @@ def test_all_that_is_under_way_ends_with_an_error_that_may_be_tried_again(own: D
             under_way = [asyncio.ensure_future(wait) for wait in waits]
             await asyncio.sleep(0.05)
             own.kill()
-            ends = await asyncio.gather(*under_way, return_exceptions=True)
+            ends: list[Any] = await asyncio.gather(*under_way, return_exceptions=True)
             ends += await asyncio.gather(client.ps(), silent.send("x"), return_exceptions=True)
             for end in ends[:-1]:
                 assert isinstance(end, ConnectionLostError) and end.is_retryable, end
@@ -46,10 +50,12 @@ def test_all_that_is_under_way_ends_with_an_error_that_may_be_tried_again(own: D
 
 def test_a_loop_over_a_guest_ends_with_the_daemon(own: Daemon, hostile: Program) -> None:
     with Client.connect(own.socket) as client:
-        threading.Timer(0.2, own.kill).start()
+        killing = threading.Timer(0.2, own.kill)
+        killing.start()
         with pytest.raises(ConnectionLostError) as lost:
             for _ in client.start(hostile, "drip"):
                 pass
+        killing.join()
         assert lost.value.is_retryable
 
 
@@ -87,7 +93,9 @@ def test_reading_goes_on_over_another_connection(own: Daemon, hostile: Program) 
     asyncio.run(resumed())
 
 
-def test_reading_waits_for_the_next_daemon_and_takes_no_other_guest_for_its_own(own: Daemon, hostile: Program) -> None:
+def test_reading_waits_for_the_next_daemon_and_takes_no_other_guest_for_its_own(
+    own: Daemon, hostile: Program
+) -> None:
     with Client.connect(own.socket) as client:
         guest_id = client.start_detached(hostile, "wait-for-messages")
         reading = client.resume(guest_id, patience=60)

@@ -8,6 +8,7 @@ import time
 
 from conftest import Daemon
 from played import CODEC, framed, hello
+
 from trellis import AsyncClient, Client, Program
 from trellis._program import start_call
 from trellis._wire import Splitter
@@ -23,7 +24,7 @@ def test_a_thousand_guests_of_one_process_are_all_right(shared: Daemon, hostile:
 
             async def one(number: int) -> str:
                 nonlocal have_started
-                async with client.start(hostile, "echo") as guest:
+                async with client.start(hostile, "echo", label="one of many") as guest:
                     await guest.started()
                     have_started += 1
                     if have_started == N_GUESTS:
@@ -37,7 +38,7 @@ def test_a_thousand_guests_of_one_process_are_all_right(shared: Daemon, hostile:
             running = asyncio.gather(*(one(number) for number in range(N_GUESTS)))
             await all_run.wait()
             # They run beside each other, and not one after the other.
-            mine = [guest for guest in await client.ps() if guest.program.startswith("hostile")]
+            mine = [guest for guest in await client.ps() if guest.program.startswith("one of many")]
             assert len(mine) == N_GUESTS
             texts = await running
             assert texts == [f"guest {number}, {number * number}" for number in range(N_GUESTS)]
@@ -97,7 +98,8 @@ def test_a_round_trip_is_within_a_millisecond_of_the_bare_socket(shared: Daemon,
                     times[2].append(time.perf_counter() - begun)
                 return times
 
-    # No client is faster than the socket, the Rust client included.
-    least, asynchronous, synchronous = (sorted(times)[150] for times in asyncio.run(measured()))
+    # No client is faster than the socket, the Rust client included. What else the machine does makes times longer and none shorter:
+    # the faster ones say what a client costs.
+    least, asynchronous, synchronous = (sorted(times)[30] for times in asyncio.run(measured()))
     print(f"bare {least * 1e6:.0f} us, asyncio {asynchronous * 1e6:.0f} us, sync {synchronous * 1e6:.0f} us")
     assert asynchronous - least < 0.001 and synchronous - least < 0.001, (least, asynchronous, synchronous)

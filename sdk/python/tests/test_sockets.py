@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from played import hello
+
 from trellis import (
     AsyncClient,
     Client,
@@ -75,7 +76,12 @@ def test_the_environment_names_the_socket_or_else_the_user_or_else_the_machine(
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/xdg")
     assert candidates() == [Path("/xdg/trellis/trellis.sock"), SYSTEM_SOCKET]
     in_login = tmp_path / "trellis/trellis.sock"
-    assert user_socket(None, tmp_path) == user_socket("relative", tmp_path) == user_socket("", tmp_path) == in_login
+    assert (
+        user_socket(None, tmp_path)
+        == user_socket("relative", tmp_path)
+        == user_socket("", tmp_path)
+        == in_login
+    )
     assert user_socket(None, tmp_path / "nowhere") is None
 
 
@@ -87,7 +93,9 @@ def test_where_nobody_listens_is_said_by_place(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(NotRunningError, match=f"nobody listens on {path}"):
         Client.connect(path)
     monkeypatch.setenv("TRELLIS_SOCKET", str(tmp_path / "none.sock"))
-    with pytest.raises(NotRunningError, match=r"there is no .*none\.sock; start one with `trellis serve`") as error:
+    with pytest.raises(
+        NotRunningError, match=r"there is no .*none\.sock; start one with `trellis serve`"
+    ) as error:
         Client.connect()
     assert not error.value.is_retryable
 
@@ -100,7 +108,9 @@ def test_a_socket_that_this_user_may_not_use_is_named(tmp_path: Path) -> None:
 
 def test_a_daemon_of_another_version_is_a_clear_error(path: Path) -> None:
     listener = Listener(path, hello(7, 8, "trellis 7.0.0"), closes=True)
-    with pytest.raises(VersionError, match=r"speaks 2 to 3, the daemon \(trellis 7.0.0\) speaks 7 to 8; this client is"):
+    with pytest.raises(
+        VersionError, match=r"speaks 2 to 3, the daemon \(trellis 7.0.0\) speaks 7 to 8; this client is"
+    ):
         Client.connect(path)
     listener.close()
 

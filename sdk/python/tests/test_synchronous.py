@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import pytest
 from conftest import PATIENCE_S, Daemon
+
 from trellis import (
     Client,
     ClosedError,

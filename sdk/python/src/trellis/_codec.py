@@ -70,8 +70,7 @@ def by_msgpack() -> Codec:
     import msgpack
 
     def encode(value: Any) -> bytes:
-        packed: bytes = msgpack.packb(value)
-        return packed
+        return bytes(msgpack.Packer().pack(value))
 
     def decode(data: bytes) -> Any:
         try:
