@@ -332,6 +332,25 @@ async def test_giving_up_one_event_loses_nothing(shared: Daemon, hostile: Progra
 
 
 @in_a_loop
+async def test_tasks_share_the_events_of_a_guest(shared: Daemon, hostile: Program) -> None:
+    async with AsyncClient.connect(shared.socket) as client:
+        guest = client.start(hostile, "tokens", "40", "<|begin_of_text|>Once", seed=7)
+
+        async def read() -> list[int]:
+            tokens: list[int] = []
+            while (event := await guest.next()) is not None:
+                if isinstance(event, Tokens):
+                    tokens += event.tokens
+            return tokens
+
+        parts = await asyncio.gather(*(read() for _ in range(3)))
+        alone = await client.run(hostile, "tokens", "40", "<|begin_of_text|>Once", seed=7)
+        assert sorted(token for part in parts for token in part) == sorted(alone.tokens)
+        # Each waits no longer than the guest, and the last one knows what it used.
+        assert guest.usage is not None
+
+
+@in_a_loop
 async def test_a_client_that_is_closed_says_so(shared: Daemon, hostile: Program) -> None:
     client = await AsyncClient.connect(shared.socket)
     guest = client.start(hostile, "wait-for-messages")

@@ -98,8 +98,8 @@ def public(kind: type[Any]) -> dict[str, Any]:
     ],
 )
 def test_both_clients_say_the_same(sync: type[Any], asynchronous: type[Any]) -> None:
-    # What requests are made of is no business of users; `some` is how events cross threads in one go.
-    own = {"done", "seconds", "check_version", "some"}
+    # What requests are made of is no business of users, nor how events cross threads in one go.
+    own = {"done", "seconds", "check_version", "fill", "is_lost"}
     ours, theirs = public(sync), public(asynchronous)
     for name in set(theirs) - own:
         if not inspect.isfunction(theirs[name]):

@@ -8,14 +8,16 @@ import time
 from typing import Any
 
 import pytest
-from conftest import Daemon
+from conftest import EXE, Daemon
 
 from trellis import (
     AsyncClient,
     Client,
     ConnectionLostError,
+    InvalidArgumentError,
     NotRunningError,
     Program,
+    ShuttingDownError,
     Text,
     TrellisError,
     UnknownGuestError,
@@ -122,3 +124,23 @@ def test_reading_waits_for_the_next_daemon_and_takes_no_other_guest_for_its_own(
             assert other.start_detached(hostile, "wait-for-messages") == guest_id
         thread.join(60)
         assert [type(error) for error in ended] == [UnknownGuestError]
+
+
+def test_a_daemon_is_replaced_and_stopped_by_its_operator(own: Daemon, hostile: Program) -> None:
+    with Client.connect(own.socket) as client:
+        with pytest.raises(InvalidArgumentError):
+            client.upgrade("/no/such/program")
+        guest = client.start(hostile, "wait-for-messages")
+        guest.started()
+        next_one = client.upgrade()
+        assert next_one.program == str(EXE.resolve()) and next_one.n_at_work >= 1
+        with pytest.raises((ShuttingDownError, ConnectionLostError)) as gone:
+            guest.wait(60)
+        assert gone.value.is_retryable
+    # Who comes meanwhile waits for the next one.
+    with Client.connect(own.socket) as client:
+        assert client.run(hostile, "say", "again").text.startswith("again")
+        client.shutdown()
+        with pytest.raises(ConnectionLostError):
+            while True:
+                client.ps()

@@ -14,7 +14,6 @@ from trellis import (
     ConnectionLostError,
     DaemonError,
     HandshakeError,
-    Protocol,
     RequestError,
     Started,
     Text,
@@ -24,8 +23,7 @@ from trellis import (
     _codec,
     _wire,
 )
-from trellis._program import Component
-from trellis._protocol import Ended, Greeted, Happened, Launch, Lost
+from trellis.protocol import Component, Ended, Greeted, Happened, Launch, Lost, Protocol
 
 N_BYTES = 600_000
 

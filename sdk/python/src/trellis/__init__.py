@@ -115,9 +115,6 @@ from ._program import (
     ProgramLike,
     StartOptions,
 )
-from ._protocol import (
-    Protocol,
-)
 from ._reading import (
     AsyncReading,
     Output,
@@ -207,7 +204,6 @@ __all__ = [
     "Program",
     "ProgramLike",
     "Progress",
-    "Protocol",
     "ProtocolError",
     "Reading",
     "Recorded",

@@ -83,16 +83,18 @@ class AsyncAttached(AsyncReading):
             return None
         if self._n_read_bytes >= ACKNOWLEDGED_BYTES:
             self.acknowledge()
-        await self._inflow.arrive(timeout)
+        inflow = self._inflow
+        while not inflow.queue and inflow.end is None:
+            await inflow.arrive(timeout)
         if self._is_over:
             return None
-        if self._inflow.queue:
-            event = self._inflow.take()
+        if inflow.queue:
+            event = inflow.take()
             if is_numbered(event):
                 self._next += 1
                 self._n_read_bytes += credit_bytes(event)
             return event
-        end = self._inflow.end
+        end = inflow.end
         error: Optional[TrellisError] = None if end is None else end.error
         # What is left is the other reader's to acknowledge.
         if not isinstance(error, (ConnectionLostError, TakenOverError)):

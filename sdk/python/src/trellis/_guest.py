@@ -115,29 +115,28 @@ class AsyncGuest(AsyncReading):
 
         Giving up, by the time-out in seconds (`TimedOutError`) or by cancelling the task, loses nothing, and the guest goes on.
         """
-        if self._is_over:
-            return None
-        await self._inflow.arrive(timeout)
-        # The guest may have been closed meanwhile.
-        if self._is_over:
-            return None
-        if self._inflow.queue:
-            return self._inflow.take()
-        end = self._inflow.end
-        self._is_over = True
-        if end is not None:
-            self._usage = end.usage
-            if end.error is not None:
-                raise end.error
+        inflow = self._inflow
+        while not self._is_over:
+            await inflow.arrive(timeout)
+            if self._is_over:
+                break
+            if inflow.queue:
+                return inflow.take()
+            # Where several tasks read, another one may have been faster.
+            if inflow.end is not None:
+                self._is_over = True
+                self._usage = inflow.end.usage
+                if inflow.end.error is not None:
+                    raise inflow.end.error
         return None
 
-    async def some(self, timeout: Optional[float] = None) -> list[Event]:
-        """The next event and those that are there already; nothing after the guest's end. Errors are those of :meth:`next`."""
+    async def fill(self, ahead: deque[Event], timeout: Optional[float] = None) -> None:
+        """Puts the next event there, and those that have come already; nothing after the guest's end. Errors are those of `next`."""
         event = await self.next(timeout)
-        found = [] if event is None else [event]
-        while found and self._inflow.queue:
-            found.append(self._inflow.take())
-        return found
+        if event is not None:
+            ahead.append(event)
+            while self._inflow.queue:
+                ahead.append(self._inflow.take())
 
     async def started(self, timeout: Optional[float] = None) -> int:
         """The guest's number, once it runs; passes over no event. What kept it from running is the error."""

@@ -12,7 +12,7 @@ from ._events import Event
 from ._guest import AsyncGuest
 from ._info import DaemonInfo, LimitInfo, LogLines, ReloadInfo, UpgradeInfo
 from ._portal import Portal
-from ._program import ProgramLike, StartOptions
+from ._program import ProgramLike, StartOptions, program_of
 from ._reading import Output
 from ._sync_reading import Attached, Guest, Resumed
 from ._waits import DEFAULT, TIMEOUT_S, Timeout
@@ -96,9 +96,11 @@ class Client:
         `OSError`: the component cannot be read. `RequestError`: the arguments do not fit in a frame. `TooOldError`: a model is named,
         and the daemon is too old for that. `ValueError`: an option is out of its range.
         """
+        # A slow disk holds up this thread alone.
+        found = program_of(program)
 
         async def start() -> AsyncGuest:
-            return self._inner.start(program, *arguments, **options)
+            return self._inner.start(found, *arguments, **options)
 
         return Guest(self._portal, self._portal.call(start()), self)
 
@@ -113,7 +115,8 @@ class Client:
 
         The guest is stopped where the time is over or Ctrl-C interrupts. What the guest ended with, unless well, is the error.
         """
-        return self._portal.call(self._inner.run(program, *arguments, timeout=timeout, **options))
+        found = program_of(program)
+        return self._portal.call(self._inner.run(found, *arguments, timeout=timeout, **options))
 
     def start_detached(
         self,
@@ -131,10 +134,11 @@ class Client:
         `InvalidArgumentError`, `LimitExceededError` and others: what the daemon has to say against the guest. `ConnectionLostError`:
         a guest that runs then is among those that :meth:`ps` lists.
         """
+        found = program_of(program)
 
         async def start(hear: Callable[[Event], None]) -> int:
             return await self._inner.start_detached(
-                program, *arguments, progress=hear, timeout=timeout, **options
+                found, *arguments, progress=hear, timeout=timeout, **options
             )
 
         return self._portal.call_heard(start, progress or (lambda _: None))

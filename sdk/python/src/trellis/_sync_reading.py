@@ -39,9 +39,15 @@ class Reading(Generic[A]):
 
         Giving up, by the time-out in seconds (`TimedOutError`) or by Ctrl-C, loses nothing.
         """
-        if self._is_closed:
-            return None
-        return self._portal.call(self._inner.next(timeout))
+        if not self._ahead and not self._is_closed:
+            self._portal.call(self._fill(timeout))
+        return self._ahead.popleft() if self._ahead else None
+
+    async def _fill(self, timeout: Optional[float]) -> None:
+        # Put there by the loop itself, so that an event that comes as the wait is interrupted is there for the next one.
+        event = await self._inner.next(timeout)
+        if event is not None:
+            self._ahead.append(event)
 
     def events(self, timeout: Optional[float] = None) -> Iterator[Event]:
         """All events that are still to come, each within so many seconds of the one before, or else `TimedOutError`."""
@@ -151,15 +157,9 @@ class Guest(Reading[AsyncGuest]):
     The guest is stopped when a ``with`` of it or a loop over it is left, by :meth:`close`, and when nothing refers to this any more.
     """
 
-    def next(self, timeout: Optional[float] = None) -> Optional[Event]:
-        """The next event; `None` after the guest's end. An error is the last item.
-
-        Giving up, by the time-out in seconds (`TimedOutError`) or by Ctrl-C, loses nothing, and the guest goes on.
-        """
-        if not self._ahead and not self._is_closed:
-            # What has come already costs no further way between the threads.
-            self._ahead.extend(self._portal.call(self._inner.some(timeout)))
-        return self._ahead.popleft() if self._ahead else None
+    async def _fill(self, timeout: Optional[float]) -> None:
+        # What has come already costs no further way between the threads.
+        await self._inner.fill(self._ahead, timeout)
 
     def started(self, timeout: Optional[float] = None) -> int:
         """The guest's number, once it runs; passes over no event. What kept it from running is the error."""

@@ -69,3 +69,7 @@ class Signal:
                 await settled(future, left, what)
             except TimedOutError:
                 raise TimedOutError(what, timeout or 0.0) from None
+            finally:
+                # Who looks again and again leaves nothing behind.
+                if future in self._waiting:
+                    self._waiting.remove(future)
