@@ -23,6 +23,8 @@ from trellis import Program, _codec, _protocol
 ROOT = Path(__file__).parents[3]
 EXE = Path(os.environ.get("TRELLIS_EXE") or ROOT / "target/debug/trellis-under-test")
 GUESTS = Path(os.environ.get("TRELLIS_GUESTS") or ROOT / "guest-examples/target/wasm32-wasip2/release")
+#: The example of the Rust client, which `cargo test` builds as well.
+ROUND_TRIP = EXE.with_name("examples") / "round_trip"
 
 #: Long enough for anything that ends at all, on a slow machine that does other things too.
 PATIENCE_S = 60.0
