@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import time
@@ -411,6 +412,18 @@ async def test_models_come_and_go(shared: Daemon, hostile: Program) -> None:
         assert [model.name for model in await client.models()] == ["tiny"]
         with pytest.raises(InvalidArgumentError):
             await client.load_model("/no/such/folder")
+
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        # What a hearer does wrong ends what it heard of, and nothing else.
+        guest = client.start(hostile, "echo")
+        with pytest.raises(ZeroDivisionError):
+            await client.load_model("draft", progress=fail)
+        await guest.send("still there")
+        assert await next_text(guest) == "still there"
+        with contextlib.suppress(TrellisError):
+            await client.unload_model("draft", drain=0)
 
 
 @in_a_loop

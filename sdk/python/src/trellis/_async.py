@@ -353,10 +353,16 @@ class AsyncClient:
         answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
 
         def recipient(item: Union[Happened, Ended]) -> None:
+            if answer.done():
+                return
             if isinstance(item, Happened):
-                if hear is not None:
-                    hear(item.event)
-            elif not answer.done():
+                try:
+                    if hear is not None:
+                        hear(item.event)
+                except BaseException as error:
+                    # It is for whoever waits, and no business of the connection's.
+                    answer.set_exception(error)
+            else:
                 if item.error is None:
                     answer.set_result(item.value)
                 else:

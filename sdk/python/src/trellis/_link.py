@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import socket
 import threading
-from typing import Any, Callable, Optional, Union
+from collections import deque
+from typing import Callable, Optional, Union
 
 from ._errors import ClosedError, TrellisError
-from ._protocol import Ended, Greeted, Happened, Lost, Protocol
+from ._protocol import Ended, Greeted, Happened, Lost, News, Protocol
 from ._waits import Signal
 
-#: Bytes that are read at once.
-_READ_BYTES = 256 * 1024
+#: Bytes that are read at once: so few that what a flood of small events takes holds up no other task of the loop for long.
+_READ_BYTES = 64 * 1024
 #: Bytes that may wait to be written before requests wait as well.
 _ROOM_BYTES = 512 * 1024
 
@@ -34,6 +35,7 @@ class Link:
         self._is_watching_for_room = False
         self._cannot_write = False
         self._is_telling = False
+        self._untold: deque[News] = deque()
         #: Told whenever bytes were written and when the connection ends.
         self._written = Signal()
         self._n_written = 0
@@ -107,11 +109,11 @@ class Link:
         self._is_telling = True
         try:
             while True:
-                news = self._protocol.news()
-                if not news:
+                self._untold.extend(self._protocol.news())
+                if not self._untold:
                     break
-                for item in news:
-                    self._tell(item)
+                # One by one, so that what interrupts this, Ctrl-C for one, leaves the others to be told.
+                self._tell(self._untold.popleft())
         finally:
             self._is_telling = False
 
@@ -119,7 +121,7 @@ class Link:
         n_unsent = len(self._unsent) + self._protocol.n_bytes_to_send
         return n_unsent < _ROOM_BYTES or self._protocol.lost is not None
 
-    def _tell(self, item: Any) -> None:
+    def _tell(self, item: News) -> None:
         if isinstance(item, Happened):
             recipient = self._recipients.get(item.key)
             if recipient is not None:
