@@ -81,14 +81,14 @@ def test_reading_goes_on_over_another_connection(own: Daemon, hostile: Program) 
             texts = []
             for number in range(5):
                 attached = await reading.attached()
-                await attached.send(str(number))
+                await reading.send(str(number))
                 event = await reading.next()
                 assert isinstance(event, Text)
                 texts.append(event.text)
                 # The connection breaks, as seen from here.
                 attached._inflow.link.protocol.receive_eof()
                 attached._inflow.link.turn()
-            await (await reading.attached()).end_messages()
+            await reading.end_messages()
             assert await reading.next() is None and reading.usage is not None
             assert texts == ["0", "1", "2", "3", "4"] and reading.next_number == 5
 

@@ -249,6 +249,12 @@ def test_detached_guests_are_read_and_stopped(shared: Daemon, hostile: Program) 
         assert resumed.guest_id == guest_id and resumed.next_number == 1
         with pytest.raises(UnknownGuestError):
             resumed.text()
+        guest_id = client.start_detached(hostile, "echo")
+        with client.resume(guest_id) as resumed:
+            resumed.send("three")
+            assert resumed.next() == Text("three") and resumed.next_number == 1
+            resumed.end_messages()
+            assert resumed.text() == "" and resumed.usage is not None
         guest_id = client.start_detached(hostile, "drip")
         reading = client.attach(guest_id)
         client.stop(guest_id)

@@ -247,6 +247,14 @@ class AsyncResumed(AsyncReading):
                 raise
         return self._attached
 
+    async def send(self, text: str, timeout: Timeout = DEFAULT) -> None:
+        """Sends a message to the guest, as `AsyncGuest.send`, over the connection that there is. One that is lost may take it along."""
+        await (await self.attached(_seconds(timeout))).send(text, timeout)
+
+    async def end_messages(self, timeout: Timeout = DEFAULT) -> None:
+        """Tells the guest that no more messages will come, likewise."""
+        await (await self.attached(_seconds(timeout))).end_messages(timeout)
+
     async def _attach_once(self, timeout: Optional[float]) -> None:
         self._client = await self._connect()
         self._attached = await AsyncAttached._open(
@@ -282,3 +290,8 @@ class AsyncResumed(AsyncReading):
         """Ends the reading and its connection, and leaves the guest alone."""
         self._is_over = True
         self._leave()
+
+
+def _seconds(timeout: Timeout) -> Optional[float]:
+    """How long a connection is waited for: as long as the patience lasts, where nothing is said."""
+    return None if timeout is DEFAULT else timeout

@@ -253,3 +253,11 @@ class Resumed(Reading[AsyncResumed]):
     def next_number(self) -> Optional[int]:
         """The number of the event that comes next; none before the first connection where none was asked for."""
         return self._inner.next_number
+
+    def send(self, text: str, timeout: Timeout = DEFAULT) -> None:
+        """Sends a message to the guest, as `Guest.send`, over the connection that there is. One that is lost may take it along."""
+        self._portal.call(self._inner.send(text, timeout))
+
+    def end_messages(self, timeout: Timeout = DEFAULT) -> None:
+        """Tells the guest that no more messages will come, likewise."""
+        self._portal.call(self._inner.end_messages(timeout))
