@@ -22,6 +22,10 @@ const IMAGE: &str = "wasm-memory-image";
 /// Time between two looks at a daemon that is to come to rest.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
 
+/// The longest time between two looks at what is left of attacks. A look is work of the daemon's, and among threads that take it by turns
+/// none would ever be without work for the ten seconds after which it ends.
+pub(super) const LOOK_PERIOD_MAX: Duration = Duration::from_secs(12);
+
 /// How long nothing changes in a daemon at rest: longer than threads that have nothing to do are kept.
 const QUIET_TIME: Duration = Duration::from_secs(12);
 
@@ -261,14 +265,15 @@ impl State {
     /// # Errors
     /// The daemon is gone.
     pub async fn back(raw: &mut Raw, pid: u32, before: &Self) -> io::Result<(Self, Vec<String>)> {
-        let begun = Instant::now();
+        let (begun, mut period) = (Instant::now(), LOOK_PERIOD);
         loop {
             let state = Self::of(raw, pid).await?;
             let beyond = state.beyond(before);
             if beyond.is_empty() || begun.elapsed() > REST_TIME_MAX {
                 return Ok((state, beyond));
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(period).await;
+            period = (2 * period).min(LOOK_PERIOD_MAX);
         }
     }
 

@@ -13,7 +13,7 @@ use super::neighbour::{GO, PAUSE};
 use super::processes::{Daemon, Neighbour, Orders, Tally, User};
 use super::raw::Raw;
 use super::saved::{self, SavedFile};
-use super::state::State;
+use super::state::{LOOK_PERIOD_MAX, State};
 use super::{Attack, Component, Ending};
 
 /// How long those attacks go on that could go on for ever.
@@ -21,10 +21,6 @@ const SECONDS: f64 = 1.5;
 
 /// Time between two looks at the daemon.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
-
-/// The longest time between two looks at what an attack left. A look is work of the daemon's, and among threads that take it by turns
-/// none would ever be without work for the ten seconds after which it ends.
-const LOOK_PERIOD_MAX: Duration = Duration::from_secs(12);
 
 /// How long the daemon may take to give back what an attack has taken. Threads that have nothing to do end after ten seconds, and
 /// jemalloc gives back what was not used for ten; both begin anew with whatever goes on a little after the attack. What a process of
