@@ -116,7 +116,7 @@ def test_a_round_trip_is_within_a_millisecond_of_the_rust_client(shared: Daemon,
             async with AsyncClient.connect(shared.socket) as client:
                 await client.run(hostile, "say")
                 # By turns, so that what else the machine does is the same for all.
-                for number in range(60):
+                for number in range(100):
                     times["bare"].append(bare(opened, number + 1, hostile))
                     begun = time.perf_counter()
                     await client.run(hostile, "say")
@@ -128,8 +128,8 @@ def test_a_round_trip_is_within_a_millisecond_of_the_rust_client(shared: Daemon,
                         times.setdefault("rust", []).append(rust.seconds())
         if rust is not None:
             rust.close()
-        # What else the machine does makes times longer and none shorter: the faster ones say what a client costs.
-        return {name: sorted(found)[6] for name, found in times.items()}
+        # What else the machine does makes times longer and none shorter: the fastest says what a client costs.
+        return {name: min(found) for name, found in times.items()}
 
     times = asyncio.run(measured())
     print({name: f"{seconds * 1e6:.0f} us" for name, seconds in times.items()})
