@@ -116,7 +116,10 @@ def test_a_round_trip_is_within_a_millisecond_of_the_rust_client(shared: Daemon,
             async with AsyncClient.connect(shared.socket) as client:
                 await client.run(hostile, "say")
                 # By turns, so that what else the machine does is the same for all.
+                end = time.monotonic() + 4
                 for number in range(100):
+                    if number >= 20 and time.monotonic() > end:
+                        break
                     times["bare"].append(bare(opened, number + 1, hostile))
                     begun = time.perf_counter()
                     await client.run(hostile, "say")
