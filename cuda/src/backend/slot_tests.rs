@@ -61,7 +61,7 @@ impl World {
                 _ => {
                     backend.swap_out(&[(from, HostPageId(3))]).expect("a way out");
                     backend.swap_in(&[(HostPageId(3), to)]).expect("a way back");
-                    if self.n_moved % 3 == 0 {
+                    if self.n_moved.is_multiple_of(3) {
                         // While the copy is on its way back.
                         let free: Vec<HostPageId> =
                             (0..backend.limits().n_host_pages as u32).map(HostPageId).collect();

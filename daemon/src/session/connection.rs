@@ -199,7 +199,7 @@ impl<S: Service> Connection<S> {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut n_ends = 0;
+        let mut n_ends = 0_usize;
         loop {
             if let Phase::ShuttingDown { .. } = self.phase
                 && self.requests.is_empty()
@@ -218,7 +218,7 @@ impl<S: Service> Connection<S> {
                     self.end(id, ending);
                     n_ends += 1;
                     // A user may have hundreds of connections, with hundreds of requests each that end at once.
-                    if n_ends % N_ENDS_PER_TURN == 0 {
+                    if n_ends.is_multiple_of(N_ENDS_PER_TURN) {
                         tokio::task::yield_now().await;
                     }
                 }
