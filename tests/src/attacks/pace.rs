@@ -14,9 +14,11 @@ use super::{Attack, table};
 
 /// The least that a neighbour keeps of its pace, of 1.
 pub const PACE_MIN: f64 = 0.45;
-/// The longest that it is silent, and that `info` and `stop` take. What a guest of the neighbour's takes to encode a short text is shown
-/// beside them: it is several turns of a guest and of the work beside it, and not an answer of the daemon's own.
+/// The longest that it is silent, and that `info` and `stop` take. What a guest of the neighbour's takes to encode a short text may take
+/// longer: it is several turns of a guest and of the work beside it, and not an answer of the daemon's own.
 pub const MS_MAX: f64 = 60.0;
+/// The longest that it takes to encode a short text.
+pub const ENCODE_MS_MAX: f64 = 500.0;
 
 /// The beginning of an attack, of which a silence is shown beside that of all of it: connections are made and components compiled
 /// then.
@@ -94,7 +96,7 @@ impl Row {
             ("silence", MS_MAX, silence_ms, n_tokens),
             ("info", MS_MAX, info_ms, n_infos),
             ("stop", MS_MAX, stop_ms, n_stops),
-            ("encode", f64::INFINITY, encode_ms, n_encodes),
+            ("encode", ENCODE_MS_MAX, encode_ms, n_encodes),
         ] {
             if ms > ms_max {
                 over.push(what.to_owned());

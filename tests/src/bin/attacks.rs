@@ -370,11 +370,13 @@ fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
     }
     let over: Vec<&str> = rows.iter().filter(|row| !row.over().is_empty()).map(|row| row.name).collect();
     println!(
-        "{} attacks, {} over (pace below {:.0} %, silence, info or stop above {} ms, or another end){}{}",
+        "{} attacks, {} over (pace below {:.0} %, silence, info or stop above {} ms, encode above {} ms, or another \
+         end){}{}",
         rows.len(),
         over.len(),
         100.0 * pace::PACE_MIN,
         pace::MS_MAX,
+        pace::ENCODE_MS_MAX,
         if over.is_empty() { "" } else { ": " },
         over.join(", ")
     );
