@@ -311,6 +311,8 @@ fn user_of_a_class(isolation: &str) {
     assert_eq!(seen("budgets.user.n_contexts"), (Some(3), Some("class".to_owned())));
     assert_eq!(seen("budgets.user.n_pages"), (Some(65_536), Some("default".to_owned())), "of another class");
     let info = said(&output(&mut served.trellis(&["info"])));
+    // On lines of 80 columns.
+    let info = info.split_whitespace().collect::<Vec<_>>().join(" ");
     let of_class = "n_connections 9, n_contexts 3, n_detached 1, n_guests 1, saved_disk_bytes 5000";
     assert!(info.contains(&format!("few, a share of 1, rank 0, {of_class}")), "{info}");
     let of_class = |most| (Some(most), Some("class".to_owned()));
