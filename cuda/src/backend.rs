@@ -301,6 +301,10 @@ impl Backend for CudaBackend {
         self.copy(|this, stream| this.host_pages.swap_in(stream, this.kv.slice(), moves))
     }
 
+    fn take_waited_for_host_pages(&mut self) -> bool {
+        self.host_pages.take_waited()
+    }
+
     fn can_release_host_pages(&self) -> bool {
         true
     }

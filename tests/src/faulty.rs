@@ -192,12 +192,20 @@ impl Backend for Faulty {
         self.backend.swap_in(moves)
     }
 
+    fn take_waited_for_host_pages(&mut self) -> bool {
+        self.backend.take_waited_for_host_pages()
+    }
+
     fn can_release_host_pages(&self) -> bool {
         self.backend.can_release_host_pages()
     }
 
     fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         self.backend.release_host_pages(free, at_most)
+    }
+
+    fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        self.backend.gather_host_pages(free, at_most)
     }
 
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {

@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 use memmap2::MmapMut;
 use trellis_engine::batch::HostPageId;
 
-use super::slabs::{Book, Kind, Layout};
+use super::slabs::{Book, Kind, Layout, REST};
 use crate::driver::{CudaError, Gpu, check};
 
 /// Pages of the host; where they are larger, this divides them.
@@ -62,6 +62,8 @@ pub(super) struct Locked<L: PageLock = Gpu> {
 struct Memory<L> {
     locks: L,
     layout: Layout,
+    /// How long none is locked ahead after some had to go.
+    rest: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -74,6 +76,8 @@ struct State {
     is_over: bool,
     /// It was said that the system does not lock as much.
     has_warned: bool,
+    /// A copy had to wait for its slab.
+    has_waited: bool,
 }
 
 impl State {
@@ -95,8 +99,12 @@ impl<L: PageLock> Memory<L> {
     fn serve(&self) {
         let mut state = self.state();
         while !state.is_over {
-            let Some(slab) = state.book.next() else {
-                state = self.wait(state);
+            let now = Instant::now();
+            let Some(slab) = state.book.next(now) else {
+                state = match state.book.rests_until() {
+                    Some(until) => self.wait_at_most(state, until.saturating_duration_since(now)),
+                    None => self.wait(state),
+                };
                 continue;
             };
             let (start, n_bytes) = (state.start(slab), self.layout.slab_bytes(slab));
@@ -114,6 +122,10 @@ impl<L: PageLock> Memory<L> {
             // The driver's locks, and the memory's bandwidth, are for others as long again.
             state = self.pause(state, begun.elapsed());
         }
+    }
+
+    fn wait_at_most<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn pause<'a>(&self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
@@ -152,11 +164,17 @@ impl<L: PageLock> Locked<L> {
     /// # Errors
     /// There are no addresses for so much, or there is no thread.
     pub(super) fn new(locks: L, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
+        Self::with_rest(locks, n_pages, page_bytes, REST)
+    }
+
+    fn with_rest(locks: L, n_pages: usize, page_bytes: usize, rest: Duration) -> Result<Self, CudaError> {
         let layout = Layout::new(n_pages, page_bytes);
         let slabs =
             (0..layout.n_slabs()).map(|slab| map(layout.slab_bytes(slab))).collect::<Result<_, _>>()?;
-        let state = State { book: Book::new(layout), slabs, is_over: false, has_warned: false };
-        let memory = Arc::new(Memory { locks, layout, state: Mutex::new(state), changed: Condvar::new() });
+        let state =
+            State { book: Book::new(layout), slabs, is_over: false, has_warned: false, has_waited: false };
+        let memory =
+            Arc::new(Memory { locks, layout, rest, state: Mutex::new(state), changed: Condvar::new() });
         let mut locked = Self { memory: memory.clone(), thread: None };
         if n_pages > 0 {
             let spawned =
@@ -181,6 +199,7 @@ impl<L: PageLock> Locked<L> {
         let (slab, offset) = memory.layout.place(pages);
         let mut state = memory.state();
         while !state.book.ask(slab) {
+            state.has_waited = true;
             memory.changed.notify_all();
             state = memory.wait(state);
         }
@@ -188,6 +207,11 @@ impl<L: PageLock> Locked<L> {
         memory.changed.notify_all();
         // SAFETY: inside of the slab.
         unsafe { state.start(slab).add(offset) }
+    }
+
+    /// Whether a copy had to wait for its slab since this was asked last.
+    pub(super) fn take_waited(&self) -> bool {
+        std::mem::take(&mut self.memory.state().has_waited)
     }
 
     /// Cuts a run of pages where slabs end.
@@ -214,10 +238,10 @@ impl<L: PageLock> Locked<L> {
     /// Gives the memory of slabs of which all pages are among those that are free back to the system, until that are so many bytes,
     /// of the last slab perhaps more. Returns how many. No copy of pages that are free is under way: the caller has waited for them.
     pub(super) fn release(&mut self, free: impl IntoIterator<Item = usize>, at_most: u64) -> u64 {
-        let Memory { locks, layout, .. } = &*self.memory;
+        let Memory { locks, layout, rest, .. } = &*self.memory;
         let mut state = self.memory.state();
         let mut n_freed = 0;
-        for (slab, kind) in state.book.releasable(free, at_most) {
+        for (slab, kind) in state.book.releasable(free, at_most, Instant::now() + *rest) {
             // Where there are no other addresses to be had, or the driver keeps the memory, it stays.
             let Ok(fresh) = map(layout.slab_bytes(slab)) else { continue };
             if kind == Kind::Locked

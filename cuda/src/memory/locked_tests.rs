@@ -118,6 +118,22 @@ fn slabs_of_which_all_pages_are_free_go_unlocked_and_come_back_when_something_mo
 }
 
 #[test]
+fn slabs_are_locked_ahead_again_when_memory_was_not_short_for_some_time() {
+    let ledger = Ledger::new(usize::MAX);
+    let rest = Duration::from_millis(200);
+    let mut locked = Locked::with_rest(ledger.clone(), 80, PAGE_BYTES, rest).expect("addresses");
+    until("some are locked ahead", || ledger.n() == N_AHEAD);
+    assert!(!locked.take_waited());
+    let begun = Instant::now();
+    assert_eq!(locked.release(0..80, u64::MAX), (N_AHEAD * SLAB_BYTES) as u64);
+    until("they are locked again, though nothing moves", || ledger.n() == N_AHEAD);
+    assert!(begun.elapsed() >= rest);
+    assert!(!locked.take_waited(), "nobody did");
+    put(&locked, 79);
+    assert!(locked.take_waited() && !locked.take_waited());
+}
+
+#[test]
 fn what_lies_apart_is_moved_together_byte_for_byte_and_its_slabs_go() {
     let ledger = Ledger::new(usize::MAX);
     let mut locked = Locked::new(ledger.clone(), 16, PAGE_BYTES).expect("addresses");

@@ -34,6 +34,11 @@ impl HostPages {
         self.memory.gather(free, at_most)
     }
 
+    /// Whether a copy had to wait until its page had memory, since this was asked last.
+    pub(crate) fn take_waited(&self) -> bool {
+        self.memory.take_waited()
+    }
+
     /// Gives memory of these pages, in which nothing is that is wanted, back to the system: slabs of which no other page is, until
     /// that are so many bytes, of the last perhaps more. Returns how many.
     ///

@@ -271,6 +271,12 @@ pub trait Backend: Send {
     /// The copies failed. The contents of the device pages are then undefined.
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError>;
 
+    /// Whether a move had to wait until a host page had memory, since this was asked last: what the moves took says nothing of
+    /// the link then.
+    fn take_waited_for_host_pages(&mut self) -> bool {
+        false
+    }
+
     /// Whether memory of host pages goes back to the system by [`Self::release_host_pages`].
     fn can_release_host_pages(&self) -> bool {
         false
