@@ -314,6 +314,10 @@ impl Backend for CudaBackend {
         if at_most == 0 || !self.has_copied() { 0 } else { self.host_pages.release(free, at_most) }
     }
 
+    fn keeps_host_memory(&self) -> bool {
+        self.host_pages.keeps()
+    }
+
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
         if at_most == 0 || !self.has_copied() { Vec::new() } else { self.host_pages.gather(free, at_most) }
     }

@@ -204,6 +204,10 @@ impl Backend for Faulty {
         self.backend.release_host_pages(free, at_most)
     }
 
+    fn keeps_host_memory(&self) -> bool {
+        self.backend.keeps_host_memory()
+    }
+
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
         self.backend.gather_host_pages(free, at_most)
     }

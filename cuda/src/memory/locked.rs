@@ -4,13 +4,14 @@
 //! put into: a thread locks some slabs ahead of what is used, and a copy that needs one that it has not come to waits for that slab.
 //! Where the system does not lock as much, the rest is ordinary memory: copies of it work, but the host waits for them.
 
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use memmap2::MmapMut;
+use memmap2::{MmapMut, UncheckedAdvice};
 use trellis_engine::batch::HostPageId;
 
 use super::slabs::{Book, Kind, Layout, REST};
@@ -29,6 +30,17 @@ pub(super) trait PageLock: Send + Sync + 'static {
 
     /// Waits for all copies that there may be.
     fn wait(&self) -> Result<(), CudaError>;
+
+    /// Gives memory that is not locked, and in which nothing is that is wanted, back to the system. The addresses stay: others may
+    /// not be to be had where memory is short.
+    fn discard(&self, memory: &mut MmapMut) -> io::Result<()> {
+        discard(memory)
+    }
+}
+
+fn discard(memory: &mut MmapMut) -> io::Result<()> {
+    // SAFETY: nobody else has a reference to what is in there, and pages that are touched later are zeroes.
+    unsafe { memory.unchecked_advise(UncheckedAdvice::DontNeed) }
 }
 
 impl PageLock for Gpu {
@@ -78,6 +90,8 @@ struct State {
     has_warned: bool,
     /// A copy had to wait for its slab.
     has_waited: bool,
+    /// A slab stayed when it was to go back last.
+    keeps: bool,
 }
 
 impl State {
@@ -171,8 +185,14 @@ impl<L: PageLock> Locked<L> {
         let layout = Layout::new(n_pages, page_bytes);
         let slabs =
             (0..layout.n_slabs()).map(|slab| map(layout.slab_bytes(slab))).collect::<Result<_, _>>()?;
-        let state =
-            State { book: Book::new(layout), slabs, is_over: false, has_warned: false, has_waited: false };
+        let state = State {
+            book: Book::new(layout),
+            slabs,
+            is_over: false,
+            has_warned: false,
+            has_waited: false,
+            keeps: false,
+        };
         let memory =
             Arc::new(Memory { locks, layout, rest, state: Mutex::new(state), changed: Condvar::new() });
         let mut locked = Self { memory: memory.clone(), thread: None };
@@ -235,22 +255,32 @@ impl<L: PageLock> Locked<L> {
         moves
     }
 
+    /// Whether a slab that could have gone back stayed when some were to go last.
+    pub(super) fn keeps(&self) -> bool {
+        self.memory.state().keeps
+    }
+
     /// Gives the memory of slabs of which all pages are among those that are free back to the system, until that are so many bytes,
     /// of the last slab perhaps more. Returns how many. No copy of pages that are free is under way: the caller has waited for them.
     pub(super) fn release(&mut self, free: impl IntoIterator<Item = usize>, at_most: u64) -> u64 {
         let Memory { locks, layout, rest, .. } = &*self.memory;
         let mut state = self.memory.state();
+        state.keeps = false;
         let mut n_freed = 0;
         for (slab, kind) in state.book.releasable(free, at_most, Instant::now() + *rest) {
-            // Where there are no other addresses to be had, or the driver keeps the memory, it stays.
-            let Ok(fresh) = map(layout.slab_bytes(slab)) else { continue };
             if kind == Kind::Locked
                 && let Err(error) = locks.unlock(state.start(slab))
             {
                 tracing::warn!(%error, "page-locked host memory is not given back");
+                state.keeps = true;
                 continue;
             }
-            state.slabs[slab] = fresh;
+            if let Err(error) = locks.discard(&mut state.slabs[slab]) {
+                tracing::warn!(%error, "host memory is not given back");
+                state.keeps = true;
+                state.book.note_unlocked(slab);
+                continue;
+            }
             state.book.note_went(slab);
             n_freed += layout.slab_bytes(slab) as u64;
         }

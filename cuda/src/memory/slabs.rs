@@ -210,6 +210,11 @@ impl Book {
         HostPiece::gather(pieces.collect(), at_most)
     }
 
+    /// The memory of a slab is not locked any more, and did not go back.
+    pub(super) fn note_unlocked(&mut self, slab: usize) {
+        self.slabs[slab].stage = Stage::Ordinary;
+    }
+
     /// The memory of a slab went back.
     pub(super) fn note_went(&mut self, slab: usize) {
         self.slabs[slab] = Slab::default();

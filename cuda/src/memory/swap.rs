@@ -47,6 +47,11 @@ impl HostPages {
         self.memory.release(free.iter().map(|page| page.0 as usize), at_most)
     }
 
+    /// Whether memory that could have gone back stayed when some was to go last.
+    pub(crate) fn keeps(&self) -> bool {
+        self.memory.keeps()
+    }
+
     /// Starts copies of device pages to host pages.
     ///
     /// # Errors

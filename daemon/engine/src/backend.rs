@@ -289,6 +289,12 @@ pub trait Backend: Send {
         0
     }
 
+    /// Whether the system did not take memory back that [`Self::release_host_pages`] was to give it last: then it is of no use to
+    /// give anything up for it.
+    fn keeps_host_memory(&self) -> bool {
+        false
+    }
+
     /// Moves what is in host pages other than these, of which each is free, to some of these, so that [`Self::release_host_pages`]
     /// finds more to give back: so many bytes at most, a piece more or less. Moves that were submitted are waited for. Returns from
     /// where to where; what is in the first page of each is not wanted any more.

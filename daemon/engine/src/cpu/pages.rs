@@ -70,6 +70,8 @@ pub(super) struct KvPages {
     n_host_granule_pages: usize,
     n_host_pages: usize,
     host: Vec<HostGranule>,
+    /// Memory of host pages stayed when it was to go back last.
+    keeps_host_memory: bool,
 }
 
 /// Pages of host memory that go back to the system together.
@@ -91,8 +93,15 @@ impl KvPages {
         };
         let n_granules = n_host_pages.div_ceil(n_host_granule_pages);
         let host = (0..n_granules).map(|_| granule()).collect::<Option<_>>()?;
-        let mut pages =
-            Self { layout, n_pages: 0, device: Vec::new(), n_host_granule_pages, n_host_pages, host };
+        let mut pages = Self {
+            layout,
+            n_pages: 0,
+            device: Vec::new(),
+            n_host_granule_pages,
+            n_host_pages,
+            host,
+            keeps_host_memory: false,
+        };
         pages.resize(n_pages).then_some(pages)
     }
 
@@ -211,6 +220,7 @@ impl KvPages {
     pub(super) fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         let free_in = self.free_in(free);
         let page_bytes = self.host_page_bytes();
+        self.keeps_host_memory = false;
         let mut n_bytes = 0;
         for (granule, free) in self.host.iter_mut().zip(free_in) {
             if n_bytes >= at_most {
@@ -220,11 +230,19 @@ impl KvPages {
                 continue;
             }
             // Where there is no other mapping to be had, the memory stays.
-            let Some(memory) = Mapped::new(granule.memory.len()) else { continue };
+            let Some(memory) = Mapped::new(granule.memory.len()) else {
+                self.keeps_host_memory = true;
+                continue;
+            };
             n_bytes += u64::from(granule.written.count_ones()) * page_bytes;
             *granule = HostGranule { memory, written: 0 };
         }
         n_bytes
+    }
+
+    /// Whether memory that could have gone back stayed when some was to go last.
+    pub(super) fn keeps_host_memory(&self) -> bool {
+        self.keeps_host_memory
     }
 
     /// Moves what is in pages that are not free to some that are and have memory, so that more granules can go back, of so many bytes at

@@ -92,17 +92,15 @@ impl Core {
     }
 
     /// Gives so many bytes of host pages back to the system at most, a piece more or less: of all models what is free anyway, and where
-    /// that is not so much, of the rest of it pages in which KV is, which is given up. A turn takes no longer than that, however much is
+    /// that is not so much, of the rest of it pages in which KV is, which is given up, but not where the system does not take memory back. A turn takes no longer than that, however much is
     /// free. Says how many bytes went back.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
         let mut n_freed_bytes = self.release_host_pages(n_bytes);
         let mut n_left_bytes = n_bytes.saturating_sub(n_freed_bytes);
         for place in self.places() {
             let Self { residents, commons, .. } = self;
-            let Some(resident) = residents[place].as_mut().filter(|resident| releases_host_pages(resident))
-            else {
-                continue;
-            };
+            let gives = |it: &&mut Resident| releases_host_pages(it) && !it.backend.keeps_host_memory();
+            let Some(resident) = residents[place].as_mut().filter(gives) else { continue };
             let page_bytes = resident.page_bytes();
             let n_pages = usize::try_from(n_left_bytes / page_bytes).unwrap_or(usize::MAX);
             let n_given_up = resident.lend(commons).give_up_host_pages(n_pages);

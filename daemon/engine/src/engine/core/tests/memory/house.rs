@@ -36,6 +36,8 @@ pub(super) struct Ledger {
     pub(super) is_full: bool,
     /// Whether memory of host pages does not go back to the system.
     pub(super) keeps_host_memory: bool,
+    /// Whether the backend says so.
+    pub(super) says_it_keeps: bool,
     /// Host pages whose memory goes back together; each by itself where none is said.
     pub(super) n_host_piece_pages: Option<u32>,
     /// Pages that were moved together for that.
@@ -191,6 +193,10 @@ impl Backend for Device {
             }
         }
         n_bytes
+    }
+
+    fn keeps_host_memory(&self) -> bool {
+        self.ledger.lock().expect("nobody panicked").says_it_keeps
     }
 
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {

@@ -20,8 +20,12 @@ fn what_is_given_up_of_all_models_is_bounded_and_what_is_free_anyway_goes_before
         house.settle();
     }
     assert!([0, 1].iter().all(|&place| house.stats(place).n_swaps_out >= 20), "both have KV in host memory");
-    // Whatever goes back to the system, or nothing: contexts lose no more than was asked for.
     house.ledger().keeps_host_memory = true;
+    house.ledger().says_it_keeps = true;
+    assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
+    assert_eq!(n_given_up(&mut house), [0, 0], "nothing is given up for memory that does not go");
+    house.ledger().says_it_keeps = false;
+    // Whatever goes back to the system, or nothing: contexts lose no more than was asked for.
     assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
     assert_eq!(n_given_up(&mut house), [12, 0]);
     house.ledger().keeps_host_memory = false;
