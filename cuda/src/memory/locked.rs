@@ -7,7 +7,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -176,13 +176,20 @@ impl<L: PageLock> Locked<L> {
     /// Takes addresses for so many pages, and begins to lock the first. What is in them is undefined.
     ///
     /// # Errors
-    /// There are no addresses for so much, or there is no thread.
+    /// There are no addresses for so much, or the machine has less memory.
     pub(super) fn new(locks: L, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
-        Self::with_rest(locks, n_pages, page_bytes, REST)
+        Ok(Self::without_thread(locks, n_pages, page_bytes, REST)?.begin())
     }
 
-    fn with_rest(locks: L, n_pages: usize, page_bytes: usize, rest: Duration) -> Result<Self, CudaError> {
+    fn without_thread(
+        locks: L,
+        n_pages: usize,
+        page_bytes: usize,
+        rest: Duration,
+    ) -> Result<Self, CudaError> {
         let layout = Layout::new(n_pages, page_bytes);
+        // Slab by slab the system would grant more than the machine has.
+        drop(map(n_pages.saturating_mul(page_bytes))?);
         let slabs =
             (0..layout.n_slabs()).map(|slab| map(layout.slab_bytes(slab))).collect::<Result<_, _>>()?;
         let state = State {
@@ -195,18 +202,19 @@ impl<L: PageLock> Locked<L> {
         };
         let memory =
             Arc::new(Memory { locks, layout, rest, state: Mutex::new(state), changed: Condvar::new() });
-        let mut locked = Self { memory: memory.clone(), thread: None };
-        if n_pages > 0 {
-            let spawned =
-                std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.serve());
-            let thread = spawned.map_err(|error| CudaError::Call {
-                call: "a thread that page-locks host memory",
-                code: None,
-                reason: error.to_string(),
-            })?;
-            locked.thread = Some(thread);
+        Ok(Self { memory, thread: None })
+    }
+
+    /// Begins to lock. Where there is no thread for it, all is ordinary memory.
+    fn begin(mut self) -> Self {
+        if self.memory.layout.n_slabs() > 0 {
+            let memory = self.memory.clone();
+            let spawned = thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.serve());
+            self.thread = spawned
+                .inspect_err(|error| tracing::warn!(%error, "host memory for pages is not page-locked"))
+                .ok();
         }
-        Ok(locked)
+        self
     }
 
     /// Where these pages begin, which lie in one slab, once that has its memory: what the caller lets be read and written
@@ -219,6 +227,10 @@ impl<L: PageLock> Locked<L> {
         let (slab, offset) = memory.layout.place(pages);
         let mut state = memory.state();
         while !state.book.ask(slab) {
+            if self.thread.is_none() {
+                state.book.note_came(slab, Kind::Ordinary);
+                continue;
+            }
             state.has_waited = true;
             memory.changed.notify_all();
             state = memory.wait(state);

@@ -130,7 +130,7 @@ fn slabs_of_which_all_pages_are_free_go_unlocked_and_come_back_when_something_mo
 fn slabs_are_locked_ahead_again_when_memory_was_not_short_for_some_time() {
     let ledger = Ledger::new(usize::MAX);
     let rest = Duration::from_millis(200);
-    let mut locked = Locked::with_rest(ledger.clone(), 80, PAGE_BYTES, rest).expect("addresses");
+    let mut locked = Locked::without_thread(ledger.clone(), 80, PAGE_BYTES, rest).expect("addresses").begin();
     until("some are locked ahead", || ledger.n() == N_AHEAD);
     assert!(!locked.take_waited());
     let begun = Instant::now();
@@ -194,6 +194,25 @@ fn what_the_system_does_not_lock_is_ordinary_memory_and_goes_as_well() {
     // There is more by now.
     ledger.n_most.store(2, Ordering::Relaxed);
     assert!(ledger.is_locked(locked.at(&(12..13))));
+}
+
+#[test]
+fn without_a_thread_all_is_ordinary_memory() {
+    let ledger = Ledger::new(usize::MAX);
+    let mut locked = Locked::without_thread(ledger.clone(), 16, PAGE_BYTES, REST).expect("addresses");
+    for round in 0..2 {
+        (0..8).for_each(|page| put(&locked, page));
+        assert!((0..8).all(|page| has(&locked, page, page as u8 + 1)), "round {round}");
+        assert_eq!(locked.release(0..16, u64::MAX), 2 * SLAB_BYTES as u64, "what was used, and no more");
+    }
+    assert!(!locked.take_waited() && ledger.n() == 0);
+}
+
+#[test]
+fn more_than_the_machine_has_is_refused() {
+    let refused = Locked::new(Ledger::new(usize::MAX), usize::MAX / PAGE_BYTES, PAGE_BYTES);
+    let error = refused.err().expect("no machine has so much").to_string();
+    assert!(error.contains("taking host memory"), "{error}");
 }
 
 #[test]

@@ -21,7 +21,7 @@ impl HostPages {
     /// Takes the addresses; memory comes, and is page-locked, as pages move there.
     ///
     /// # Errors
-    /// There are no addresses for so much, or there is no thread.
+    /// There are no addresses for so much, or the machine has less memory.
     pub(crate) fn new(gpu: &Gpu, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
         Ok(Self { memory: Locked::new(gpu.clone(), n_pages, page_bytes)?, page_bytes })
     }
