@@ -10,7 +10,7 @@ use trellis_engine::batch::HostPageId;
 /// A slab of pages, unless one page is larger. A page has to wait for its slab to be locked, which takes some milliseconds, for
 /// which calls of the driver may have to wait as well; and a slab goes back to the system only when all of its pages are free, so that
 /// it is well below what goes at a time.
-pub(super) const SLAB_BYTES: usize = 16 << 20;
+pub(crate) const SLAB_BYTES: usize = 16 << 20;
 
 /// Slabs that are locked before anything is in them: as much as moves between two steps.
 pub(super) const N_AHEAD: usize = 4;
