@@ -1,7 +1,9 @@
-//! Host memory that is page-locked slab by slab, as it comes to be used, and goes back to the system when it is not.
+//! Host memory that is page-locked slab by slab, as it comes to be used, and goes back to the system where memory is short and
+//! nothing is in there.
 //!
 //! Locking takes some milliseconds for each slab, and a start should not wait for it, nor memory be locked that nothing is ever
 //! put into: a thread locks some slabs ahead of what is used, and a copy that needs one that it has not come to waits for that slab.
+//! When some had to go, it locks none ahead for a minute.
 //! Where the system does not lock as much, the rest is ordinary memory: copies of it work, but the host waits for them.
 
 use std::io;
