@@ -305,6 +305,12 @@ impl Backend for CudaBackend {
         self.host_pages.take_waited()
     }
 
+    fn is_moving(&mut self) -> bool {
+        let done = self.card.gpu().make_current().and_then(|()| self.copied.is_done());
+        // The next step says what has failed.
+        done.is_ok_and(|is_done| !is_done)
+    }
+
     fn can_release_host_pages(&self) -> bool {
         true
     }

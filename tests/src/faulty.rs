@@ -196,6 +196,10 @@ impl Backend for Faulty {
         self.backend.take_waited_for_host_pages()
     }
 
+    fn is_moving(&mut self) -> bool {
+        self.backend.is_moving()
+    }
+
     fn can_release_host_pages(&self) -> bool {
         self.backend.can_release_host_pages()
     }

@@ -277,6 +277,11 @@ pub trait Backend: Send {
         false
     }
 
+    /// Whether moves that were submitted are not done: what waits for them waits for the steps before them as well.
+    fn is_moving(&mut self) -> bool {
+        false
+    }
+
     /// Whether memory of host pages goes back to the system by [`Self::release_host_pages`].
     fn can_release_host_pages(&self) -> bool {
         false

@@ -81,3 +81,22 @@ fn what_is_free_between_what_is_not_goes_back_before_anything_is_given_up() {
     house.relieve(u64::MAX);
     ask(&mut house, &talks, 1);
 }
+
+#[test]
+fn nothing_waits_for_a_step_behind_which_pages_move() {
+    let kind = Kind { n_pages: PLAIN.n_longest, ..PLAIN };
+    let mut house = House::new(&[kind], 1);
+    let talks: Vec<usize> = (0..4).map(|actor| house.create(0, actor)).collect();
+    for &talk in &talks {
+        house.ask(talk, pages(6));
+        house.settle();
+    }
+    house.ask(talks[0], 1);
+    assert_eq!(house.relieve_beside_step(PAGE_BYTES), [Some(PAGE_BYTES), None], "nothing moves");
+    house.settle();
+    house.ledger().is_moving = true;
+    house.ask(talks[1], 1);
+    assert_eq!(house.relieve_beside_step(PAGE_BYTES), [None, Some(PAGE_BYTES)], "put off, and done");
+    house.settle();
+    assert_eq!(house.relieve(PAGE_BYTES), PAGE_BYTES, "no step is under way");
+}
