@@ -301,6 +301,16 @@ impl Backend for CudaBackend {
         self.copy(|this, stream| this.host_pages.swap_in(stream, this.kv.slice(), moves))
     }
 
+    fn take_waited_for_host_pages(&mut self) -> bool {
+        self.host_pages.take_waited()
+    }
+
+    fn is_moving(&mut self) -> bool {
+        let done = self.card.gpu().make_current().and_then(|()| self.copied.is_done());
+        // The next step says what has failed.
+        done.is_ok_and(|is_done| !is_done)
+    }
+
     fn can_release_host_pages(&self) -> bool {
         true
     }
@@ -308,6 +318,10 @@ impl Backend for CudaBackend {
     fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         // A page that is free may still be read by a copy.
         if at_most == 0 || !self.has_copied() { 0 } else { self.host_pages.release(free, at_most) }
+    }
+
+    fn keeps_host_memory(&self) -> bool {
+        self.host_pages.keeps()
     }
 
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {

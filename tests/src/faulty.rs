@@ -192,12 +192,28 @@ impl Backend for Faulty {
         self.backend.swap_in(moves)
     }
 
+    fn take_waited_for_host_pages(&mut self) -> bool {
+        self.backend.take_waited_for_host_pages()
+    }
+
+    fn is_moving(&mut self) -> bool {
+        self.backend.is_moving()
+    }
+
     fn can_release_host_pages(&self) -> bool {
         self.backend.can_release_host_pages()
     }
 
     fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         self.backend.release_host_pages(free, at_most)
+    }
+
+    fn keeps_host_memory(&self) -> bool {
+        self.backend.keeps_host_memory()
+    }
+
+    fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
+        self.backend.gather_host_pages(free, at_most)
     }
 
     fn kv_bytes(&mut self) -> Option<&mut dyn KvBytes> {

@@ -54,7 +54,7 @@ pub struct CudaOptions {
     pub kv_bytes: u64,
     /// The most that KV pages will ever take: so many addresses they have.
     pub kv_bytes_max: u64,
-    /// Host memory to swap pages to: it is taken, and page-locked, as pages are moved there.
+    /// Host memory to swap pages to: it is taken, and page-locked, as pages are moved there, and 64 MiB ahead of them.
     pub kv_host_bytes: u64,
     /// The most rows in one batch.
     pub n_rows_max: usize,

@@ -1,5 +1,7 @@
 //! What stays on the card of contexts, against the CPU, which is told everything in every step.
 
+use std::collections::BTreeSet;
+
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, Row, SlotId, Token};
 use trellis_engine::cpu::CpuBackend;
@@ -9,6 +11,7 @@ use trellis_engine::sampling::Sampler;
 use super::beside_cpu::compare;
 use super::tests::{bundled, card, cpu, load_on, tokens};
 use super::*;
+use crate::memory::SLAB_BYTES;
 use crate::testing::Random;
 
 const N_TALKS: usize = 8;
@@ -208,4 +211,55 @@ fn what_stays_on_the_card_is_what_the_host_has() {
     );
     assert!(n_moved > 50 && n_heads > 100, "{n_moved} {n_heads}");
     assert!(n_other_draws <= 2, "{n_other_draws} draws of other tokens");
+}
+
+#[test]
+fn pages_that_are_gathered_have_arrived_before() {
+    const N_FAR: usize = 3;
+    let Some(card) = card() else { return };
+    let model = bundled("tiny");
+    let page_bytes = CudaBackend::page_bytes(&model.config, Dtype::F32) as usize;
+    let n_slab_pages = SLAB_BYTES / page_bytes;
+    let n_near = n_slab_pages / 2;
+    let options = CudaOptions {
+        dtype: Some(Dtype::F32),
+        kv_bytes: (n_near * page_bytes) as u64,
+        kv_bytes_max: (n_near * page_bytes) as u64,
+        kv_host_bytes: (2 * n_slab_pages * page_bytes) as u64,
+        n_rows_max: 16,
+        n_tokens_max: 64,
+    };
+    let mut device = CudaBackend::load(&card, &model, &options, &|_, _| {}).expect("the model loads");
+    let mut random = Random(22);
+    let host = |idx: usize| HostPageId(idx as u32);
+    let near: Vec<HostPageId> = (0..n_near).map(host).collect();
+    let far: Vec<HostPageId> = (0..N_FAR).map(|idx| host(n_slab_pages + idx)).collect();
+    let free: Vec<HostPageId> =
+        (0..2 * n_slab_pages).map(host).filter(|page| !near.contains(page) && !far.contains(page)).collect();
+    for round in 0..8 {
+        let bytes: Vec<u8> = (0..n_near * page_bytes).map(|_| random.next() as u8).collect();
+        KvBytes::write(&mut device, &near, &bytes).expect("written");
+        KvBytes::write(&mut device, &far, &vec![0; N_FAR * page_bytes]).expect("written");
+        let back: Vec<_> = near.iter().map(|&page| (page, PageId(page.0))).collect();
+        device.swap_in(&back).expect("a way back");
+        // What the stream has to do before the far pages are there.
+        let out: Vec<_> = near.iter().map(|&page| (PageId(page.0), page)).collect();
+        for _ in 0..50 {
+            device.swap_out(&out).expect("a way out");
+        }
+        let last: Vec<_> = far.iter().enumerate().map(|(idx, &page)| (PageId(idx as u32), page)).collect();
+        device.swap_out(&last).expect("a way out");
+        let moves = device.gather_host_pages(&free, u64::MAX);
+        assert_eq!(
+            moves.iter().map(|&(from, _)| from).collect::<BTreeSet<_>>(),
+            far.iter().copied().collect()
+        );
+        for (from, to) in moves {
+            assert!((to.0 as usize) < n_slab_pages, "{to:?} is in the slab of the others");
+            let mut got = Vec::new();
+            KvBytes::read(&mut device, &[KvPlace::Host(to)], &mut got).expect("read");
+            let idx = from.0 as usize - n_slab_pages;
+            assert!(got == bytes[idx * page_bytes..][..page_bytes], "{from:?} of round {round}");
+        }
+    }
 }

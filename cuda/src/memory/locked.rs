@@ -1,19 +1,22 @@
-//! Host memory that is page-locked slab by slab, as it comes to be used, and goes back to the system when it is not.
+//! Host memory that is page-locked slab by slab, as it comes to be used, and goes back to the system where memory is short and
+//! nothing is in there.
 //!
 //! Locking takes some milliseconds for each slab, and a start should not wait for it, nor memory be locked that nothing is ever
 //! put into: a thread locks some slabs ahead of what is used, and a copy that needs one that it has not come to waits for that slab.
+//! When some had to go, it locks none ahead for a minute.
 //! Where the system does not lock as much, the rest is ordinary memory: copies of it work, but the host waits for them.
 
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use memmap2::MmapMut;
+use memmap2::{MmapMut, UncheckedAdvice};
 use trellis_engine::batch::HostPageId;
 
-use super::slabs::{Book, Kind, Layout};
+use super::slabs::{Book, Kind, Layout, REST};
 use crate::driver::{CudaError, Gpu, check};
 
 /// Pages of the host; where they are larger, this divides them.
@@ -29,6 +32,17 @@ pub(super) trait PageLock: Send + Sync + 'static {
 
     /// Waits for all copies that there may be.
     fn wait(&self) -> Result<(), CudaError>;
+
+    /// Gives memory that is not locked, and in which nothing is that is wanted, back to the system. The addresses stay: others may
+    /// not be to be had where memory is short.
+    fn discard(&self, memory: &mut MmapMut) -> io::Result<()> {
+        discard(memory)
+    }
+}
+
+fn discard(memory: &mut MmapMut) -> io::Result<()> {
+    // SAFETY: nobody else has a reference to what is in there, and pages that are touched later are zeroes.
+    unsafe { memory.unchecked_advise(UncheckedAdvice::DontNeed) }
 }
 
 impl PageLock for Gpu {
@@ -62,6 +76,8 @@ pub(super) struct Locked<L: PageLock = Gpu> {
 struct Memory<L> {
     locks: L,
     layout: Layout,
+    /// How long none is locked ahead after some had to go.
+    rest: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -74,6 +90,10 @@ struct State {
     is_over: bool,
     /// It was said that the system does not lock as much.
     has_warned: bool,
+    /// A copy had to wait for its slab.
+    has_waited: bool,
+    /// A slab stayed when it was to go back last.
+    keeps: bool,
 }
 
 impl State {
@@ -95,8 +115,12 @@ impl<L: PageLock> Memory<L> {
     fn serve(&self) {
         let mut state = self.state();
         while !state.is_over {
-            let Some(slab) = state.book.next() else {
-                state = self.wait(state);
+            let now = Instant::now();
+            let Some(slab) = state.book.next(now) else {
+                state = match state.book.rests_until() {
+                    Some(until) => self.wait_at_most(state, until.saturating_duration_since(now)),
+                    None => self.wait(state),
+                };
                 continue;
             };
             let (start, n_bytes) = (state.start(slab), self.layout.slab_bytes(slab));
@@ -114,6 +138,10 @@ impl<L: PageLock> Memory<L> {
             // The driver's locks, and the memory's bandwidth, are for others as long again.
             state = self.pause(state, begun.elapsed());
         }
+    }
+
+    fn wait_at_most<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn pause<'a>(&self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
@@ -150,25 +178,45 @@ impl<L: PageLock> Locked<L> {
     /// Takes addresses for so many pages, and begins to lock the first. What is in them is undefined.
     ///
     /// # Errors
-    /// There are no addresses for so much, or there is no thread.
+    /// There are no addresses for so much, or the machine has less memory.
     pub(super) fn new(locks: L, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
+        Ok(Self::without_thread(locks, n_pages, page_bytes, REST)?.begin())
+    }
+
+    fn without_thread(
+        locks: L,
+        n_pages: usize,
+        page_bytes: usize,
+        rest: Duration,
+    ) -> Result<Self, CudaError> {
         let layout = Layout::new(n_pages, page_bytes);
+        // Slab by slab the system would grant more than the machine has.
+        drop(map(n_pages.saturating_mul(page_bytes))?);
         let slabs =
             (0..layout.n_slabs()).map(|slab| map(layout.slab_bytes(slab))).collect::<Result<_, _>>()?;
-        let state = State { book: Book::new(layout), slabs, is_over: false, has_warned: false };
-        let memory = Arc::new(Memory { locks, layout, state: Mutex::new(state), changed: Condvar::new() });
-        let mut locked = Self { memory: memory.clone(), thread: None };
-        if n_pages > 0 {
-            let spawned =
-                std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.serve());
-            let thread = spawned.map_err(|error| CudaError::Call {
-                call: "a thread that page-locks host memory",
-                code: None,
-                reason: error.to_string(),
-            })?;
-            locked.thread = Some(thread);
+        let state = State {
+            book: Book::new(layout),
+            slabs,
+            is_over: false,
+            has_warned: false,
+            has_waited: false,
+            keeps: false,
+        };
+        let memory =
+            Arc::new(Memory { locks, layout, rest, state: Mutex::new(state), changed: Condvar::new() });
+        Ok(Self { memory, thread: None })
+    }
+
+    /// Begins to lock. Where there is no thread for it, all is ordinary memory.
+    fn begin(mut self) -> Self {
+        if self.memory.layout.n_slabs() > 0 {
+            let memory = self.memory.clone();
+            let spawned = thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.serve());
+            self.thread = spawned
+                .inspect_err(|error| tracing::warn!(%error, "host memory for pages is not page-locked"))
+                .ok();
         }
-        Ok(locked)
+        self
     }
 
     /// Where these pages begin, which lie in one slab, once that has its memory: what the caller lets be read and written
@@ -181,6 +229,11 @@ impl<L: PageLock> Locked<L> {
         let (slab, offset) = memory.layout.place(pages);
         let mut state = memory.state();
         while !state.book.ask(slab) {
+            if self.thread.is_none() {
+                state.book.note_came(slab, Kind::Ordinary);
+                continue;
+            }
+            state.has_waited = true;
             memory.changed.notify_all();
             state = memory.wait(state);
         }
@@ -188,6 +241,11 @@ impl<L: PageLock> Locked<L> {
         memory.changed.notify_all();
         // SAFETY: inside of the slab.
         unsafe { state.start(slab).add(offset) }
+    }
+
+    /// Whether a copy had to wait for its slab since this was asked last.
+    pub(super) fn take_waited(&self) -> bool {
+        std::mem::take(&mut self.memory.state().has_waited)
     }
 
     /// Cuts a run of pages where slabs end.
@@ -211,22 +269,32 @@ impl<L: PageLock> Locked<L> {
         moves
     }
 
+    /// Whether a slab that could have gone back stayed when some were to go last.
+    pub(super) fn keeps(&self) -> bool {
+        self.memory.state().keeps
+    }
+
     /// Gives the memory of slabs of which all pages are among those that are free back to the system, until that are so many bytes,
     /// of the last slab perhaps more. Returns how many. No copy of pages that are free is under way: the caller has waited for them.
     pub(super) fn release(&mut self, free: impl IntoIterator<Item = usize>, at_most: u64) -> u64 {
-        let Memory { locks, layout, .. } = &*self.memory;
+        let Memory { locks, layout, rest, .. } = &*self.memory;
         let mut state = self.memory.state();
+        state.keeps = false;
         let mut n_freed = 0;
-        for (slab, kind) in state.book.releasable(free, at_most) {
-            // Where there are no other addresses to be had, or the driver keeps the memory, it stays.
-            let Ok(fresh) = map(layout.slab_bytes(slab)) else { continue };
+        for (slab, kind) in state.book.releasable(free, at_most, Instant::now() + *rest) {
             if kind == Kind::Locked
                 && let Err(error) = locks.unlock(state.start(slab))
             {
                 tracing::warn!(%error, "page-locked host memory is not given back");
+                state.keeps = true;
                 continue;
             }
-            state.slabs[slab] = fresh;
+            if let Err(error) = locks.discard(&mut state.slabs[slab]) {
+                tracing::warn!(%error, "host memory is not given back");
+                state.keeps = true;
+                state.book.note_unlocked(slab);
+                continue;
+            }
             state.book.note_went(slab);
             n_freed += layout.slab_bytes(slab) as u64;
         }

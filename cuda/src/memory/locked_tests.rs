@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cudarc::driver::sys::CUresult;
 
@@ -16,12 +16,14 @@ struct Ledger {
     locked: Arc<Mutex<BTreeMap<usize, usize>>>,
     n_most: Arc<AtomicUsize>,
     n_unlocked: Arc<AtomicUsize>,
+    /// The system takes no memory back.
+    keeps: Arc<AtomicBool>,
 }
 
 impl Ledger {
     fn new(n_most: usize) -> Self {
         let n_most = Arc::new(AtomicUsize::new(n_most));
-        Self { locked: Arc::default(), n_most, n_unlocked: Arc::default() }
+        Self { locked: Arc::default(), n_most, n_unlocked: Arc::default(), keeps: Arc::default() }
     }
 
     fn n(&self) -> usize {
@@ -54,6 +56,13 @@ impl PageLock for Ledger {
 
     fn wait(&self) -> Result<(), CudaError> {
         Ok(())
+    }
+
+    fn discard(&self, memory: &mut MmapMut) -> io::Result<()> {
+        if self.keeps.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        discard(memory)
     }
 }
 
@@ -118,6 +127,43 @@ fn slabs_of_which_all_pages_are_free_go_unlocked_and_come_back_when_something_mo
 }
 
 #[test]
+fn slabs_are_locked_ahead_again_when_memory_was_not_short_for_some_time() {
+    let ledger = Ledger::new(usize::MAX);
+    let rest = Duration::from_millis(200);
+    let mut locked = Locked::without_thread(ledger.clone(), 80, PAGE_BYTES, rest).expect("addresses").begin();
+    until("some are locked ahead", || ledger.n() == N_AHEAD);
+    assert!(!locked.take_waited());
+    let begun = Instant::now();
+    assert_eq!(locked.release(0..80, u64::MAX), (N_AHEAD * SLAB_BYTES) as u64);
+    until("they are locked again, though nothing moves", || ledger.n() == N_AHEAD);
+    assert!(begun.elapsed() >= rest);
+    assert!(!locked.take_waited(), "nobody did");
+    put(&locked, 79);
+    assert!(locked.take_waited() && !locked.take_waited());
+}
+
+#[test]
+fn a_slab_goes_where_it_is_and_one_that_does_not_go_is_ordinary_memory() {
+    let ledger = Ledger::new(usize::MAX);
+    let mut locked = Locked::new(ledger.clone(), 12, PAGE_BYTES).expect("addresses");
+    (0..12).for_each(|page| put(&locked, page));
+    let start = locked.at(&(0..1));
+    assert_eq!(locked.release(0..4, u64::MAX), SLAB_BYTES as u64);
+    assert!(!locked.keeps() && has(&locked, 0, 0));
+    assert_eq!(locked.at(&(0..1)), start, "no other addresses are taken for it");
+    ledger.keeps.store(true, Ordering::Relaxed);
+    assert_eq!(locked.release(4..12, u64::MAX), 0);
+    assert!(locked.keeps() && !ledger.is_locked(locked.at(&(4..5))));
+    put(&locked, 4);
+    assert!(has(&locked, 4, 5));
+    assert_eq!(locked.release(0..0, u64::MAX), 0);
+    assert!(!locked.keeps(), "nothing was to go");
+    ledger.keeps.store(false, Ordering::Relaxed);
+    assert_eq!(locked.release(4..12, u64::MAX), 2 * SLAB_BYTES as u64);
+    assert!(!locked.keeps());
+}
+
+#[test]
 fn what_lies_apart_is_moved_together_byte_for_byte_and_its_slabs_go() {
     let ledger = Ledger::new(usize::MAX);
     let mut locked = Locked::new(ledger.clone(), 16, PAGE_BYTES).expect("addresses");
@@ -148,6 +194,25 @@ fn what_the_system_does_not_lock_is_ordinary_memory_and_goes_as_well() {
     // There is more by now.
     ledger.n_most.store(2, Ordering::Relaxed);
     assert!(ledger.is_locked(locked.at(&(12..13))));
+}
+
+#[test]
+fn without_a_thread_all_is_ordinary_memory() {
+    let ledger = Ledger::new(usize::MAX);
+    let mut locked = Locked::without_thread(ledger.clone(), 16, PAGE_BYTES, REST).expect("addresses");
+    for round in 0..2 {
+        (0..8).for_each(|page| put(&locked, page));
+        assert!((0..8).all(|page| has(&locked, page, page as u8 + 1)), "round {round}");
+        assert_eq!(locked.release(0..16, u64::MAX), 2 * SLAB_BYTES as u64, "what was used, and no more");
+    }
+    assert!(!locked.take_waited() && ledger.n() == 0);
+}
+
+#[test]
+fn more_than_the_machine_has_is_refused() {
+    let refused = Locked::new(Ledger::new(usize::MAX), usize::MAX / PAGE_BYTES, PAGE_BYTES);
+    let error = refused.err().expect("no machine has so much").to_string();
+    assert!(error.contains("taking host memory"), "{error}");
 }
 
 #[test]

@@ -24,4 +24,6 @@ pub use pinned::Pinned;
 pub use pool::MemoryStats;
 pub(crate) use pool::{Caching, Pool};
 pub(crate) use reserved::{Reserved, granule_bytes, map_unit_bytes};
+#[cfg(test)]
+pub(crate) use slabs::SLAB_BYTES;
 pub(crate) use swap::{HostPages, move_pages, read_page};

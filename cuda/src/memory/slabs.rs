@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use trellis_engine::backend::HostPiece;
 use trellis_engine::batch::HostPageId;
@@ -9,10 +10,13 @@ use trellis_engine::batch::HostPageId;
 /// A slab of pages, unless one page is larger. A page has to wait for its slab to be locked, which takes some milliseconds, for
 /// which calls of the driver may have to wait as well; and a slab goes back to the system only when all of its pages are free, so that
 /// it is well below what goes at a time.
-pub(super) const SLAB_BYTES: usize = 16 << 20;
+pub(crate) const SLAB_BYTES: usize = 16 << 20;
 
 /// Slabs that are locked before anything is in them: as much as moves between two steps.
 pub(super) const N_AHEAD: usize = 4;
+
+/// How long no slab is locked ahead after memory was to go back: it would take again what has just gone.
+pub(super) const REST: Duration = Duration::from_secs(60);
 
 /// Where pages lie. Each is in one slab whole.
 #[derive(Clone, Copy, Debug)]
@@ -107,11 +111,13 @@ pub(super) struct Book {
     slabs: Vec<Slab>,
     /// Slabs are locked before somebody waits for them.
     locks_ahead: bool,
+    /// But not before this moment, since memory was short.
+    rests_until: Option<Instant>,
 }
 
 impl Book {
     pub(super) fn new(layout: Layout) -> Self {
-        Self { layout, slabs: vec![Slab::default(); layout.n_slabs()], locks_ahead: true }
+        Self { layout, slabs: vec![Slab::default(); layout.n_slabs()], locks_ahead: true, rests_until: None }
     }
 
     /// Whether a slab has its memory, for something that is put there now. It comes, if it has not.
@@ -130,14 +136,21 @@ impl Book {
     }
 
     /// The slab to be locked next, which whoever asks does: one that somebody waits for, or else one ahead, if any is to be.
-    pub(super) fn next(&mut self) -> Option<usize> {
+    pub(super) fn next(&mut self, now: Instant) -> Option<usize> {
+        self.rests_until = self.rests_until.filter(|&until| now < until);
+        let locks_ahead = self.locks_ahead && self.rests_until.is_none();
         let first = |stage| self.slabs.iter().position(|slab| slab.stage == stage);
         let found = first(Stage::Wanted).or_else(|| {
             let n_unused = self.slabs.iter().filter(|slab| slab.is_there() && !slab.is_used).count();
-            if self.locks_ahead && n_unused < N_AHEAD { first(Stage::Bare) } else { None }
+            if locks_ahead && n_unused < N_AHEAD { first(Stage::Bare) } else { None }
         })?;
         self.slabs[found].stage = Stage::Coming;
         Some(found)
+    }
+
+    /// No slab is locked ahead before this moment, if there is one.
+    pub(super) fn rests_until(&self) -> Option<Instant> {
+        self.rests_until
     }
 
     /// A slab that was to be locked has its memory. Where that is ordinary, none is taken ahead any more.
@@ -149,20 +162,21 @@ impl Book {
         self.locks_ahead &= kind == Kind::Locked;
     }
 
-    /// How many are locked.
+    /// Those that are locked.
     pub(super) fn locked(&self) -> impl Iterator<Item = usize> + '_ {
         let is_locked = |&idx: &usize| self.slabs[idx].stage == Stage::Locked;
         (0..self.slabs.len()).filter(is_locked)
     }
 
     /// The slabs that have memory and of which all pages are free, the last first: the first are used first. As many as have so many
-    /// bytes, of the last perhaps more. Since memory is short, none is locked ahead from now on.
+    /// bytes, of the last perhaps more. Since memory is short, none is locked ahead before `rests_until`.
     pub(super) fn releasable(
         &mut self,
         free: impl IntoIterator<Item = usize>,
         at_most: u64,
+        rests_until: Instant,
     ) -> Vec<(usize, Kind)> {
-        self.locks_ahead = false;
+        self.rests_until = Some(rests_until);
         let mut n_free = vec![0; self.slabs.len()];
         free.into_iter().for_each(|page| n_free[page / self.layout.n_slab_pages] += 1);
         let mut n_bytes = 0;
@@ -196,6 +210,11 @@ impl Book {
         HostPiece::gather(pieces.collect(), at_most)
     }
 
+    /// The memory of a slab is not locked any more, and did not go back.
+    pub(super) fn note_unlocked(&mut self, slab: usize) {
+        self.slabs[slab].stage = Stage::Ordinary;
+    }
+
     /// The memory of a slab went back.
     pub(super) fn note_went(&mut self, slab: usize) {
         self.slabs[slab] = Slab::default();
@@ -217,8 +236,12 @@ mod tests {
 
     /// Locks what is to be locked, and says what that was.
     fn bring(book: &mut Book) -> Vec<usize> {
+        bring_at(book, Instant::now())
+    }
+
+    fn bring_at(book: &mut Book, now: Instant) -> Vec<usize> {
         let mut came = Vec::new();
-        while let Some(slab) = book.next() {
+        while let Some(slab) = book.next(now) {
             book.note_came(slab, Kind::Locked);
             came.push(slab);
         }
@@ -226,7 +249,7 @@ mod tests {
     }
 
     fn released(book: &mut Book, free: &[usize], at_most: usize) -> Vec<usize> {
-        let going = book.releasable(free.iter().copied(), at_most as u64);
+        let going = book.releasable(free.iter().copied(), at_most as u64, Instant::now() + REST);
         going.iter().for_each(|&(slab, _)| book.note_went(slab));
         going.into_iter().map(|(slab, _)| slab).collect()
     }
@@ -284,7 +307,7 @@ mod tests {
         assert_eq!(released(&mut book, &free, 1), [4], "a slab more or less");
         assert_eq!(released(&mut book, &free, usize::MAX), [3, 2, 0]);
         assert_eq!(released(&mut book, &free, usize::MAX), NONE);
-        // Nothing comes back by itself, until something moves there.
+        // While memory is short nothing comes back by itself, until something moves there.
         assert_eq!(bring(&mut book), NONE);
         assert!(!book.ask(0));
         assert_eq!(bring(&mut book), [0]);
@@ -292,9 +315,27 @@ mod tests {
     }
 
     #[test]
+    fn slabs_are_locked_ahead_again_some_time_after_the_last_had_to_go() {
+        let mut book = book(40);
+        assert_eq!(bring(&mut book), [0, 1, 2, 3]);
+        let all = || 0..40;
+        let begun = Instant::now();
+        for round in 0..2 {
+            let until = begun + REST * (round + 1);
+            for (slab, _) in book.releasable(all(), u64::MAX, until) {
+                book.note_went(slab);
+            }
+            assert_eq!(book.rests_until(), Some(until), "each time anew");
+            assert_eq!(bring_at(&mut book, until - Duration::from_millis(1)), NONE);
+        }
+        assert_eq!(bring_at(&mut book, begun + REST * 2), [0, 1, 2, 3]);
+        assert_eq!(book.rests_until(), None, "nobody has to look at a clock any more");
+    }
+
+    #[test]
     fn what_is_being_locked_does_not_go() {
         let mut book = book(8);
-        assert_eq!(book.next(), Some(0));
+        assert_eq!(book.next(Instant::now()), Some(0));
         let all: Vec<usize> = (0..8).collect();
         assert_eq!(released(&mut book, &all, usize::MAX), NONE);
         book.note_came(0, Kind::Locked);
@@ -321,14 +362,14 @@ mod tests {
     #[test]
     fn where_the_system_locks_no_more_nothing_is_taken_ahead() {
         let mut book = book(40);
-        assert_eq!(book.next(), Some(0));
+        assert_eq!(book.next(Instant::now()), Some(0));
         book.note_came(0, Kind::Ordinary);
-        assert_eq!(book.next(), None);
+        assert_eq!(book.next(Instant::now()), None);
         assert!(!book.ask(3) && book.is_wanted());
-        assert_eq!(book.next(), Some(3));
+        assert_eq!(book.next(Instant::now()), Some(3));
         book.note_came(3, Kind::Ordinary);
         assert!(book.ask(3) && !book.is_wanted());
-        assert_eq!(book.releasable(12..16, u64::MAX), [(3, Kind::Ordinary)]);
+        assert_eq!(book.releasable(12..16, u64::MAX, Instant::now()), [(3, Kind::Ordinary)]);
         assert_eq!(book.locked().count(), 0);
     }
 }

@@ -21,7 +21,7 @@ impl HostPages {
     /// Takes the addresses; memory comes, and is page-locked, as pages move there.
     ///
     /// # Errors
-    /// There are no addresses for so much, or there is no thread.
+    /// There are no addresses for so much, or the machine has less memory.
     pub(crate) fn new(gpu: &Gpu, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
         Ok(Self { memory: Locked::new(gpu.clone(), n_pages, page_bytes)?, page_bytes })
     }
@@ -34,12 +34,22 @@ impl HostPages {
         self.memory.gather(free, at_most)
     }
 
+    /// Whether a copy had to wait until its page had memory, since this was asked last.
+    pub(crate) fn take_waited(&self) -> bool {
+        self.memory.take_waited()
+    }
+
     /// Gives memory of these pages, in which nothing is that is wanted, back to the system: slabs of which no other page is, until
     /// that are so many bytes, of the last perhaps more. Returns how many.
     ///
     /// No copy of these pages is under way: the caller has waited for them.
     pub(crate) fn release(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         self.memory.release(free.iter().map(|page| page.0 as usize), at_most)
+    }
+
+    /// Whether memory that could have gone back stayed when some was to go last.
+    pub(crate) fn keeps(&self) -> bool {
+        self.memory.keeps()
     }
 
     /// Starts copies of device pages to host pages.

@@ -271,6 +271,17 @@ pub trait Backend: Send {
     /// The copies failed. The contents of the device pages are then undefined.
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError>;
 
+    /// Whether a move had to wait until a host page had memory, since this was asked last: what the moves took says nothing of
+    /// the link then.
+    fn take_waited_for_host_pages(&mut self) -> bool {
+        false
+    }
+
+    /// Whether moves that were submitted are not done: what waits for them waits for the steps before them as well.
+    fn is_moving(&mut self) -> bool {
+        false
+    }
+
     /// Whether memory of host pages goes back to the system by [`Self::release_host_pages`].
     fn can_release_host_pages(&self) -> bool {
         false
@@ -281,6 +292,12 @@ pub trait Backend: Send {
     /// bytes went.
     fn release_host_pages(&mut self, _free: &[HostPageId], _at_most: u64) -> u64 {
         0
+    }
+
+    /// Whether the system did not take memory back that [`Self::release_host_pages`] was to give it last: then it is of no use to
+    /// give anything up for it.
+    fn keeps_host_memory(&self) -> bool {
+        false
     }
 
     /// Moves what is in host pages other than these, of which each is free, to some of these, so that [`Self::release_host_pages`]

@@ -6,9 +6,10 @@ use std::io::Write as _;
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
-use trellis::config::Config;
+use trellis::config::{Config, Device};
 use trellis_client::Client;
 use trellis_tests::daemons::{self, Served, run, until, with};
+use trellis_tests::device::device;
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
@@ -72,7 +73,12 @@ fn kv_in_host_memory_and_programs_go_and_all_that_is_drawn_stays_the_same() {
 
         press(&pipe);
         until("it is heard", async || metric(&served, "trellis_memory_pressure_events_total") >= 1.0).await;
-        assert!(metric(&served, &format!("{RELEASED}{{what=\"kv\"}}")) > 0.0);
+        let n_bytes = metric(&served, &format!("{RELEASED}{{what=\"kv\"}}"));
+        assert!(n_bytes > 0.0);
+        if device() == Device::Cuda {
+            // All that goes within a second at most is locked by now, and free once the contexts have given up what is in there.
+            assert!(n_bytes >= f64::from((64 << 20) - (16 << 20)), "{n_bytes} bytes");
+        }
         assert!(metric(&served, &format!("{RELEASED}{{what=\"programs\"}}")) > 0.0);
         assert_eq!(metric(&served, "trellis_kv_pages_on_host{model_name=\"tiny\"}"), 0.0);
         assert!(metric(&served, "trellis_kv_pages_given_up_total{model_name=\"tiny\"}") > 0.0);

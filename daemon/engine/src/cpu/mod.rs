@@ -255,6 +255,10 @@ impl Backend for CpuBackend {
         self.kv.release_host_pages(free, at_most)
     }
 
+    fn keeps_host_memory(&self) -> bool {
+        self.kv.keeps_host_memory()
+    }
+
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
         self.kv.gather_host_pages(free, at_most)
     }

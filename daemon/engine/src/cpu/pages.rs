@@ -70,6 +70,8 @@ pub(super) struct KvPages {
     n_host_granule_pages: usize,
     n_host_pages: usize,
     host: Vec<HostGranule>,
+    /// Memory of host pages stayed when it was to go back last.
+    keeps_host_memory: bool,
 }
 
 /// Pages of host memory that go back to the system together.
@@ -91,8 +93,15 @@ impl KvPages {
         };
         let n_granules = n_host_pages.div_ceil(n_host_granule_pages);
         let host = (0..n_granules).map(|_| granule()).collect::<Option<_>>()?;
-        let mut pages =
-            Self { layout, n_pages: 0, device: Vec::new(), n_host_granule_pages, n_host_pages, host };
+        let mut pages = Self {
+            layout,
+            n_pages: 0,
+            device: Vec::new(),
+            n_host_granule_pages,
+            n_host_pages,
+            host,
+            keeps_host_memory: false,
+        };
         pages.resize(n_pages).then_some(pages)
     }
 
@@ -211,6 +220,7 @@ impl KvPages {
     pub(super) fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
         let free_in = self.free_in(free);
         let page_bytes = self.host_page_bytes();
+        self.keeps_host_memory = false;
         let mut n_bytes = 0;
         for (granule, free) in self.host.iter_mut().zip(free_in) {
             if n_bytes >= at_most {
@@ -220,15 +230,23 @@ impl KvPages {
                 continue;
             }
             // Where there is no other mapping to be had, the memory stays.
-            let Some(memory) = Mapped::new(granule.memory.len()) else { continue };
+            let Some(memory) = Mapped::new(granule.memory.len()) else {
+                self.keeps_host_memory = true;
+                continue;
+            };
             n_bytes += u64::from(granule.written.count_ones()) * page_bytes;
             *granule = HostGranule { memory, written: 0 };
         }
         n_bytes
     }
 
-    /// Moves what is in pages that are not free to some that are, so that more granules can go back, of so many bytes at most, of the
-    /// last one perhaps more. Returns from where to where.
+    /// Whether memory that could have gone back stayed when some was to go last.
+    pub(super) fn keeps_host_memory(&self) -> bool {
+        self.keeps_host_memory
+    }
+
+    /// Moves what is in pages that are not free to some that are and have memory, so that more granules can go back, of so many bytes at
+    /// most, of the last one perhaps more. Returns from where to where.
     pub(super) fn gather_host_pages(
         &mut self,
         free: &[HostPageId],
@@ -244,7 +262,9 @@ impl KvPages {
                 bits.map(|bit| HostPageId((idx * n + bit) as u32)).collect()
             };
             let n_bytes = u64::from(granule.written.count_ones()) * page_bytes;
-            HostPiece { used: pages(!free), free: pages(free), n_bytes }
+            // Pages that were never written take no memory: nothing of them moves, and nothing moves there.
+            let (used, free) = (pages(granule.written & !free), pages(granule.written & free));
+            HostPiece { used, free, n_bytes }
         });
         let moves = HostPiece::gather(pieces.collect(), at_most);
         for &(from, to) in &moves {
@@ -429,6 +449,35 @@ mod tests {
             assert_eq!(pages.bytes(KvPlace::Host(now)), vec![was.0 as u8; page_bytes as usize]);
         }
         assert_eq!(pages.gather_host_pages(&free(&now), u64::MAX), [], "they are together");
+    }
+
+    #[test]
+    fn what_is_gathered_takes_no_memory_that_was_not_taken_before() {
+        let layout = PageLayout { n_layers: 1, n_kv_heads: 1, head_dim: 16 };
+        let page_bytes = (layout.page_len() * size_of::<f32>()) as u64;
+        let n_host_pages = 2 * N_GRANULE_PAGES;
+        let mut pages = KvPages::new(layout, N_GRANULE_PAGES, n_host_pages).expect("there is memory");
+        let [first, third, other, unwritten] =
+            [0, 2, N_GRANULE_PAGES, N_GRANULE_PAGES + 1].map(|idx| HostPageId(idx as u32));
+        let free = |used: &[HostPageId]| {
+            let all = (0..n_host_pages as u32).map(HostPageId);
+            all.filter(|page| !used.contains(page)).collect::<Vec<_>>()
+        };
+        for page in [first, other] {
+            pages.fill(page, &vec![page.0 as u8 + 1; page_bytes as usize]);
+        }
+        assert_eq!(
+            pages.gather_host_pages(&free(&[first, other]), u64::MAX),
+            [],
+            "each has one page's memory"
+        );
+        // One that is taken and not yet written to has nothing to move.
+        assert_eq!(pages.gather_host_pages(&free(&[first, other, unwritten]), u64::MAX), []);
+        pages.fill(third, &vec![9; page_bytes as usize]);
+        let moves = pages.gather_host_pages(&free(&[first, other]), u64::MAX);
+        assert_eq!(moves, [(other, third)], "to the one page that has memory and is free");
+        assert_eq!(pages.release_host_pages(&free(&[first, third]), u64::MAX), page_bytes);
+        assert_eq!(pages.bytes(KvPlace::Host(third)), vec![other.0 as u8 + 1; page_bytes as usize]);
     }
 
     #[test]

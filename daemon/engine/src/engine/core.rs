@@ -1,6 +1,5 @@
 //! The engine as a value: operations go in, the device works, completions come out. It has no thread, waits for nothing and
-//! reads no clock.
-//! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for.
+//! reads no clock. The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for.
 //! Models come and go; a step is of the one whose users are furthest behind.
 
 mod archive;
@@ -418,11 +417,12 @@ impl Core {
         let Self { residents, commons, .. } = self;
         let resident = residents[place].as_mut().expect("a model with a step under way is there");
         resident.health.note_success();
+        let has_waited = resident.backend.take_waited_for_host_pages();
         let as_ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let of_moves = self.oldest_since.map(|since| now.duration_since(since).saturating_sub(elapsed));
         self.oldest_since = (!self.under_way.is_empty()).then_some(now);
         let mut scheduler = resident.lend(commons);
-        if let Some(of_moves) = of_moves {
+        if let Some(of_moves) = of_moves.filter(|_| !has_waited) {
             scheduler.learn_of_moves(&plan, as_ns(of_moves));
         }
         scheduler.note_ride(now, elapsed, &plan);

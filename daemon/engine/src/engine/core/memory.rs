@@ -38,8 +38,17 @@ pub(super) struct Pool {
     /// Where to say that they have no more than that, and that nothing is left to give out.
     asked: Option<Tag>,
     transfer: Option<Transfer>,
+    reliefs: Vec<Relief>,
     /// The device's step from which on it is looked again which models lack pages.
     looks_from: u64,
+}
+
+/// Memory that is to go back to the system once a step was taken in.
+#[derive(Clone, Copy, Debug)]
+struct Relief {
+    n_bytes: u64,
+    tag: Tag,
+    after: u64,
 }
 
 /// A part that is about to be given up.
@@ -92,17 +101,34 @@ impl Core {
     }
 
     /// Gives so many bytes of host pages back to the system at most, a piece more or less: of all models what is free anyway, and where
-    /// that is not so much, of the rest of it pages in which KV is, which is given up. A turn takes no longer than that, however much is
+    /// that is not so much, of the rest of it pages in which KV is, which is given up, but not where the system does not take memory back. A turn takes no longer than that, however much is
     /// free. Says how many bytes went back.
+    ///
+    /// Where pages move behind a step, it is put off until that was taken in: the engine's thread would wait for the step.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
+        let mut residents = self.residents.iter_mut().flatten();
+        match self.under_way.front().map(|(_, plan)| plan.step) {
+            Some(after) if residents.any(|resident| resident.backend.is_moving()) => {
+                self.pool.reliefs.push(Relief { n_bytes, tag, after });
+            }
+            _ => self.relieve_now(n_bytes, tag),
+        }
+    }
+
+    /// Does what was put off, as far as its step was taken in.
+    fn relieve_after_steps(&mut self) {
+        let oldest = self.under_way.front().map(|(_, plan)| plan.step);
+        let due: Vec<Relief> = self.pool.reliefs.extract_if(.., |it| Some(it.after) != oldest).collect();
+        due.into_iter().for_each(|Relief { n_bytes, tag, .. }| self.relieve_now(n_bytes, tag));
+    }
+
+    fn relieve_now(&mut self, n_bytes: u64, tag: Tag) {
         let mut n_freed_bytes = self.release_host_pages(n_bytes);
         let mut n_left_bytes = n_bytes.saturating_sub(n_freed_bytes);
         for place in self.places() {
             let Self { residents, commons, .. } = self;
-            let Some(resident) = residents[place].as_mut().filter(|resident| releases_host_pages(resident))
-            else {
-                continue;
-            };
+            let gives = |it: &&mut Resident| releases_host_pages(it) && !it.backend.keeps_host_memory();
+            let Some(resident) = residents[place].as_mut().filter(gives) else { continue };
             let page_bytes = resident.page_bytes();
             let n_pages = usize::try_from(n_left_bytes / page_bytes).unwrap_or(usize::MAX);
             let n_given_up = resident.lend(commons).give_up_host_pages(n_pages);
@@ -156,6 +182,7 @@ impl Core {
 
     /// Moves one part, as far as there is need and the steps under way allow.
     pub(super) fn move_memory(&mut self) -> Result<(), EngineFailure> {
+        self.relieve_after_steps();
         if self.pool.transfer.is_none() {
             if self.kv_bytes() > self.most_bytes() {
                 self.choose_for_all();

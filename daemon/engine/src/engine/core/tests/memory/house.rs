@@ -36,6 +36,10 @@ pub(super) struct Ledger {
     pub(super) is_full: bool,
     /// Whether memory of host pages does not go back to the system.
     pub(super) keeps_host_memory: bool,
+    /// Whether the backend says so.
+    pub(super) says_it_keeps: bool,
+    /// Whether moves are not done.
+    pub(super) is_moving: bool,
     /// Host pages whose memory goes back together; each by itself where none is said.
     pub(super) n_host_piece_pages: Option<u32>,
     /// Pages that were moved together for that.
@@ -175,6 +179,10 @@ impl Backend for Device {
         Ok(())
     }
 
+    fn is_moving(&mut self) -> bool {
+        self.ledger.lock().expect("nobody panicked").is_moving
+    }
+
     fn can_release_host_pages(&self) -> bool {
         true
     }
@@ -191,6 +199,10 @@ impl Backend for Device {
             }
         }
         n_bytes
+    }
+
+    fn keeps_host_memory(&self) -> bool {
+        self.ledger.lock().expect("nobody panicked").says_it_keeps
     }
 
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
@@ -348,6 +360,21 @@ impl House {
         self.inputs.push(EngineInput::Relieve { n_bytes, tag: Tag::new(2, 0) });
         self.turn();
         self.relieved.take().expect("answered at once")
+    }
+
+    /// As [`Self::relieve`], while a step is under way: what is said before that was taken in, and after it.
+    pub(super) fn relieve_beside_step(&mut self, n_bytes: u64) -> [Option<u64>; 2] {
+        let begins = (0..100).any(|_| self.turn() == Next::Device);
+        assert!(begins, "there is something to compute");
+        self.inputs.push(EngineInput::Relieve { n_bytes, tag: Tag::new(2, 0) });
+        assert_eq!(self.turn(), Next::Device);
+        let before = self.relieved.take();
+        self.core.wait();
+        let after = (0..2).find_map(|_| {
+            self.turn();
+            self.relieved.take()
+        });
+        [before, after]
     }
 
     pub(super) fn n_pages(&mut self, place: usize) -> usize {

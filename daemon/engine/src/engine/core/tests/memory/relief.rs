@@ -20,8 +20,12 @@ fn what_is_given_up_of_all_models_is_bounded_and_what_is_free_anyway_goes_before
         house.settle();
     }
     assert!([0, 1].iter().all(|&place| house.stats(place).n_swaps_out >= 20), "both have KV in host memory");
-    // Whatever goes back to the system, or nothing: contexts lose no more than was asked for.
     house.ledger().keeps_host_memory = true;
+    house.ledger().says_it_keeps = true;
+    assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
+    assert_eq!(n_given_up(&mut house), [0, 0], "nothing is given up for memory that does not go");
+    house.ledger().says_it_keeps = false;
+    // Whatever goes back to the system, or nothing: contexts lose no more than was asked for.
     assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
     assert_eq!(n_given_up(&mut house), [12, 0]);
     house.ledger().keeps_host_memory = false;
@@ -76,4 +80,23 @@ fn what_is_free_between_what_is_not_goes_back_before_anything_is_given_up() {
     ask(&mut house, &talks, 1);
     house.relieve(u64::MAX);
     ask(&mut house, &talks, 1);
+}
+
+#[test]
+fn nothing_waits_for_a_step_behind_which_pages_move() {
+    let kind = Kind { n_pages: PLAIN.n_longest, ..PLAIN };
+    let mut house = House::new(&[kind], 1);
+    let talks: Vec<usize> = (0..4).map(|actor| house.create(0, actor)).collect();
+    for &talk in &talks {
+        house.ask(talk, pages(6));
+        house.settle();
+    }
+    house.ask(talks[0], 1);
+    assert_eq!(house.relieve_beside_step(PAGE_BYTES), [Some(PAGE_BYTES), None], "nothing moves");
+    house.settle();
+    house.ledger().is_moving = true;
+    house.ask(talks[1], 1);
+    assert_eq!(house.relieve_beside_step(PAGE_BYTES), [None, Some(PAGE_BYTES)], "put off, and done");
+    house.settle();
+    assert_eq!(house.relieve(PAGE_BYTES), PAGE_BYTES, "no step is under way");
 }
