@@ -494,15 +494,12 @@ impl Daemon {
     }
 
     /// Takes on no more work and waits for what there is, for as long as `sessions.drain_ms` says; does not stop the daemon. One that
-    /// is stopped meanwhile, by a client or because a device failed, waits no more, and is gone as soon as after a second signal.
+    /// is stopped meanwhile, by a client or because a device failed, waits no more, and is gone as soon as after a second signal; for one that
+    /// was stopped before, this is a first signal.
     pub async fn drain(&self) {
         self.loader.load_no_more();
         self.service.host().drain(Instant::now() + self.sessions.drain_time());
-        tokio::select! {
-            biased;
-            () = self.sessions.drain() => {}
-            () = self.shutdown.cancelled() => self.sessions.cut_short(),
-        }
+        self.sessions.drain_unless(&self.shutdown).await;
     }
 
     /// How long [`Self::drain`] waits at most, and for how many guests, uploads and loads.

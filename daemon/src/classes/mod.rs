@@ -5,7 +5,8 @@
 //! - Goes out: a class, with the priority and the limits that the user's account has for as long as the daemon runs.
 //! - A user is looked for among the users of all classes first, then its groups among theirs. Groups are those that the machine
 //!   has for the user; one that it does not know is in none. So the class does not depend on how a client was started.
-//! - Where the machine does not say which groups a user is in, it has no more than it has in any case ([`Classes::in_any_case`]).
+//! - Where the machine does not say which groups a user is in, it has no more than it has in any case ([`Classes::in_any_case`]);
+//!   what it has kept on disk before is not removed for that.
 //! - Must not happen: a name that stands for nobody and is passed over; a user in two classes; a better class by what a client says,
 //!   or because a look-up fails; a look-up for an actor whose class is known, or where no class has groups.
 
@@ -140,7 +141,10 @@ impl Classes {
         Self::in_directory(settings, Arc::new(Machine))
     }
 
-    fn in_directory(settings: &ClassTable, directory: Arc<dyn Directory>) -> Result<Self, ClassError> {
+    pub(crate) fn in_directory(
+        settings: &ClassTable,
+        directory: Arc<dyn Directory>,
+    ) -> Result<Self, ClassError> {
         classes::check(settings)?;
         let (mut users, mut groups) = (HashMap::new(), HashMap::new());
         for (name, of_class) in settings {

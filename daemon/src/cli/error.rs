@@ -106,6 +106,9 @@ pub(crate) enum CliError {
         "the daemon at {socket} starts over and over: {n_starts} starts came to nothing while it was waited for"
     )]
     Failing { socket: String, n_starts: u32 },
+    /// It takes no connections: what comes is the next daemon's.
+    #[error("the daemon at {socket}, process {pid}, is on its way out and takes no connections any more")]
+    EndsAlready { socket: String, pid: u32 },
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
@@ -305,6 +308,12 @@ impl CliError {
             }
             Self::Silent { .. } | Self::Failing { .. } => {
                 "`trellis status` says what can be said of it, its log more"
+            }
+            Self::EndsAlready { pid, .. } => {
+                return Some(format!(
+                    "`kill {pid}` has it wait no more for what it is at; where another program takes its place, the first `kill` has none do so, \
+                     and a second one has it wait no more"
+                ));
             }
             Self::ModelLeaves { .. } => "or run inside this process with --local",
             Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",

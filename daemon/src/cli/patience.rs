@@ -6,10 +6,8 @@
 //!   changed.
 //! - Must not happen: an end of the wait while a model is being loaded; a wait for a daemon that stands still, or whose starts all fail.
 
-use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -41,8 +39,6 @@ pub(crate) struct Patience {
     progress: ProgressDisplay,
     /// Those of a daemon that has not answered yet.
     signs: Option<Signs>,
-    /// Why [`Self::connect_again`] has given up.
-    silent: Option<CliError>,
     is_said: bool,
 }
 
@@ -54,7 +50,6 @@ impl Patience {
             silence_max: silence_max.unwrap_or(SILENCE_MAX),
             progress: ProgressDisplay::of_long_work(format),
             signs: None,
-            silent: None,
             is_said: false,
         }
     }
@@ -83,23 +78,28 @@ impl Patience {
     /// As [`Self::connect`], where the connection before is lost.
     ///
     /// # Errors
-    /// As there. One that gives no sign is told as one that cannot be connected to, after which nobody tries again; [`Self::why`] has
-    /// what it was.
+    /// As there, for whom a client waits that would know nothing of ours.
     pub(crate) async fn connect_again(&mut self, socket: &SocketArgs) -> Result<Client, Error> {
         self.connect(socket).await.map_err(|error| match error {
             CliError::Client(error) => error,
-            silent => {
-                let path = socket.candidates().into_iter().next().unwrap_or_default();
-                let source = Arc::new(io::Error::new(io::ErrorKind::TimedOut, silent.to_string()));
-                self.silent = Some(silent);
-                Error::Connect { path, source }
-            }
+            CliError::Silent { socket, waited } => Error::Silent { socket: socket.into(), waited },
+            CliError::Failing { socket, n_starts } => Error::Failing { socket: socket.into(), n_starts },
+            other => unreachable!("a connection does not fail so: {other}"),
         })
     }
 
-    /// What an error is that has come after [`Self::connect_again`].
+    /// What an error is that ends the wait of a client, whether or not it has come from [`Self::connect_again`].
     pub(crate) fn why(&mut self, error: Error) -> CliError {
-        self.silent.take().unwrap_or_else(|| error.into())
+        self.progress.finish();
+        match error {
+            Error::Silent { socket, waited } => {
+                CliError::Silent { socket: socket.display().to_string(), waited }
+            }
+            Error::Failing { socket, n_starts } => {
+                CliError::Failing { socket: socket.display().to_string(), n_starts }
+            }
+            error => error.into(),
+        }
     }
 
     /// Waits until there is a daemon that takes on something, after one that does not any more.
@@ -165,9 +165,10 @@ impl Patience {
     fn look(&mut self, sockets: &[PathBuf]) -> Result<(), CliError> {
         let shown = self.signs.get_or_insert_default().look(sockets);
         let (is_silent, is_hopeless) = (shown.silent_for >= self.silence_max, shown.is_hopeless());
-        let Shown { said, socket, n_failed_starts, .. } = shown;
+        let Shown { said, socket, n_failed_starts, failing, .. } = shown;
         if is_silent || is_hopeless {
             self.progress.finish();
+            let socket = failing.filter(|_| is_hopeless).or(socket);
             let socket = socket.or_else(|| sockets.iter().find(|path| path.exists()).cloned());
             let socket = socket.or_else(|| sockets.first().cloned()).unwrap_or_default();
             let socket = socket.display().to_string();
@@ -311,12 +312,41 @@ mod tests {
             let mut guest = Resumed::new(7, None, connect);
             timeout(Duration::from_secs(50), guest.attached()).await.expect("no longer").expect_err("silent")
         };
-        assert!(matches!(error, Error::Connect { .. }), "{error}");
+        assert!(matches!(error, Error::Silent { .. }), "{error}");
         let silent = patience.why(error);
         assert!(matches!(silent, CliError::Silent { .. }), "{silent}");
         assert_eq!(silent.exit_code(), TRY_AGAIN);
         let lost = patience.why(Error::ConnectionLost(Lost::Closed));
         assert!(matches!(lost, CliError::Client(Error::ConnectionLost(_))), "{lost}");
+    }
+
+    #[tokio::test]
+    async fn starts_that_fail_while_nobody_listens_are_to_be_tried_again_later() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.sock");
+        let at = path.clone();
+        let starts = tokio::spawn(async move {
+            loop {
+                let lock = Lock::take(&at).expect("nobody has it");
+                sleep(LOOK).await;
+                drop(lock);
+                sleep(LOOK).await;
+            }
+        });
+        let socket = SocketArgs { socket: Some(path.clone()) };
+        let mut patience = Patience::new(None, Format::Json);
+        let error = {
+            let patience = tokio::sync::Mutex::new(&mut patience);
+            let (patience, socket) = (&patience, &socket);
+            let connect = || async move { patience.lock().await.connect_again(socket).await };
+            let mut guest = Resumed::new(7, None, connect).with_patience(SILENCE_MAX);
+            timeout(SILENCE_MAX, guest.attached()).await.expect("it comes to an end").expect_err("nobody")
+        };
+        let failing = patience.why(error);
+        let its = path.display().to_string();
+        assert!(matches!(&failing, CliError::Failing { n_starts: 3, socket } if *socket == its), "{failing}");
+        assert_eq!(failing.exit_code(), TRY_AGAIN);
+        starts.abort();
     }
 
     #[tokio::test]

@@ -43,7 +43,8 @@ clients hear shutting_down, which may be tried again, and the socket is removed,
 where drain_ms is 0 each thing has the time of its own for that. A second SIGTERM or Ctrl-C does not wait for guests, and the daemon
 is gone within a second of it; a third waits for nothing.
 Under nohup the end of the terminal changes nothing. `trellis stop --daemon` does not wait for guests either, and while the daemon
-waits for them it is a second signal, as is a device that fails.
+waits for them it is a second signal, as is a device that fails; where the daemon takes no connections meanwhile, as with a socket of
+systemd's or while another program takes its place, it says so and names the process, to which SIGTERM is the signal.
 
 SIGHUP, where it is not the end of the terminal, has the daemon read its configuration again, as `trellis reload` does, which says
 what has changed and what waits for a restart. A file that is wrong changes nothing.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
-use trellis_client::lock::{self, ENDING, READY, read_pid};
+use trellis_client::lock::{self, ENDING, READY, REPLACED, read_pid};
 
 /// Held for as long as a daemon owns its socket. The kernel lets go of it however the daemon ends, so that a stale
 /// socket can be told from one in use; the file itself stays, because removing it would race with the next daemon.
@@ -86,9 +86,6 @@ impl Lock {
 
 /// A line is no longer, so that those who read all of it.
 const N_CHARS_MAX: usize = 128;
-
-/// What a daemon says of itself from when another program is to take its place, and that one until it loads models.
-const REPLACED: &str = "another program takes its place";
 
 /// How far the start of a daemon is, said in its lock's file.
 #[derive(Debug)]

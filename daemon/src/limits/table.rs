@@ -113,7 +113,9 @@ pub(crate) fn set_class(
             "saved_disk_bytes_per_user" => "saved_disk_bytes".to_owned(),
             name => name.replace("budgets.user.", "budgets.daemon."),
         };
-        let around = limits.iter().find(|limit| limit.name == around).and_then(|limit| limit.value);
+        // Those that all users together have no number for are bounded by nothing else.
+        let around = limits.iter().find(|limit| limit.name == around && around != limits[idx].name);
+        let around = around.and_then(|limit| limit.value);
         let limit = &mut limits[idx];
         if let Some(most) = of_class(&limit.name, limit.value.unwrap_or(UNLIMITED)) {
             let most = if limit.name == OF_USER { most.min(host_bytes.class_most) } else { most };
@@ -274,7 +276,8 @@ mod tests {
         set_class(&mut limits, config.host_bytes(12 << 30), |name, most| match name {
             "budgets.user.n_contexts" => Some(90),
             "limits.n_guests_per_user" => Some(most / 2),
-            "sessions.n_detached" | "sessions.n_connections" => Some(7),
+            "sessions.n_detached" => Some(7),
+            "sessions.n_connections" => Some(1000),
             "saved_disk_bytes_per_user" => Some(u64::MAX),
             _ => None,
         });
@@ -285,7 +288,7 @@ mod tests {
         assert_eq!(seen("budgets.user.n_contexts"), (Some(50), Source::Class));
         assert_eq!(seen("limits.n_guests_per_user"), (Some(64), Source::Class));
         assert_eq!(seen("sessions.n_detached"), (Some(7), Source::Class));
-        assert_eq!(seen("sessions.n_connections"), (Some(7), Source::Class));
+        assert_eq!(seen("sessions.n_connections"), (Some(1000), Source::Class), "more than each user has");
         assert_eq!(
             seen("saved_disk_bytes_per_user"),
             (Some(config.saved_disk_bytes), Source::Class),

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use trellis_engine::account::{Account, ActorId, HostCharge};
@@ -22,13 +22,16 @@ use crate::guest::make_private;
 const EXTENSION: &str = "context";
 const TEMPORARY: &str = "tmp";
 
+/// The limit of each user's files that classes may set.
+const LIMIT: &str = "saved_disk_bytes_per_user";
+
 /// The folder, and how much there may be in it.
 #[derive(Debug)]
 pub(crate) struct Store {
     dir: PathBuf,
     limits: StoreLimits,
     /// Of those users, whose classes may say how much each may have.
-    accounts: OnceLock<Weak<Accounts>>,
+    accounts: OnceLock<Arc<Accounts>>,
     n_temporary: AtomicU64,
     /// The folder, locked as one that is in use: daemons of a user may share it.
     in_use: OnceLock<fs::File>,
@@ -71,15 +74,25 @@ impl Store {
     /// Says whose classes say how much each user may have; without that each has as much as another.
     pub(crate) fn set_accounts(&self, accounts: &Arc<Accounts>) {
         // A daemon has one of them.
-        let _ = self.accounts.set(Arc::downgrade(accounts));
+        let _ = self.accounts.set(accounts.clone());
     }
 
-    /// Bytes that a user may have.
+    /// Bytes that a user may have, and the most that a file of it has.
     fn limit_of(&self, actor: ActorId) -> u64 {
         let StoreLimits { of_user, of_all } = self.limits;
-        let accounts = self.accounts.get().and_then(Weak::upgrade);
-        let own = accounts.map(|accounts| accounts.limit_of(actor, "saved_disk_bytes_per_user", of_user));
+        let own = self.accounts.get().map(|accounts| accounts.limit_of(actor, LIMIT, of_user));
         own.unwrap_or(of_user).min(of_all)
+    }
+
+    /// Bytes that a user may keep. Where nobody can tell which class the user is in, all users' are all that bounds it: what is
+    /// removed by the limit of another class is gone for good.
+    fn kept_limit_of(&self, actor: ActorId) -> u64 {
+        let StoreLimits { of_user, of_all } = self.limits;
+        let own = self
+            .accounts
+            .get()
+            .map_or(Some(of_user), |accounts| accounts.sure_limit_of(actor, LIMIT, of_user));
+        own.map_or(of_all, |own| own.min(of_all))
     }
 
     /// Locks the folder for as long as the store is there, if it is there itself.
@@ -197,7 +210,7 @@ impl Store {
         let of = |folder: &Path| -> Vec<Found> { files(folder, EXTENSION).collect() };
         let sum = |found: &[Found]| found.iter().map(|found| found.n_bytes).sum::<u64>();
         let own = of(&self.folder(actor));
-        let n_over = sum(&own).saturating_sub(self.limit_of(actor));
+        let n_over = sum(&own).saturating_sub(self.kept_limit_of(actor));
         give_up(own.into_iter().filter(|found| found.path != newest).collect(), n_over);
         let mut users: Vec<Vec<Found>> = self.users().iter().map(|folder| of(folder)).collect();
         let mut n_over = users.iter().map(|found| sum(found)).sum::<u64>().saturating_sub(self.limits.of_all);

@@ -228,6 +228,17 @@ impl<S: Service> Sessions<S> {
         let _ = tokio::time::timeout_at(until, self.work.wait()).await;
     }
 
+    /// As [`Self::drain`]; what cancels `stopped` meanwhile cuts it short. Where that was before, what is at its end already has as long as
+    /// any drain.
+    pub(crate) async fn drain_unless(&self, stopped: &CancellationToken) {
+        let was_stopped = stopped.is_cancelled();
+        tokio::select! {
+            biased;
+            () = self.drain() => {}
+            () = stopped.cancelled(), if !was_stopped => self.cut_short(),
+        }
+    }
+
     /// Of a daemon that drains, or has, nothing is waited for any more, however much is left of that time.
     pub(crate) fn cut_short(&self) {
         if self.is_draining() {

@@ -17,7 +17,7 @@ use trellis_wire::{Hello, WireError, negotiate};
 
 use crate::connection::Connection;
 use crate::error::{Error, Lost, Tried};
-use crate::socket;
+use crate::{socket, tried};
 
 /// How often who stands in line looks whether anybody still waits for it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -139,6 +139,7 @@ impl Client {
 }
 
 async fn open(path: &Path) -> io::Result<Stream> {
+    tried::note(path);
     match Stream::connect(path.to_fs_name::<GenericFilePath>()?).await {
         Ok(stream) if is_connected(&stream) => Ok(stream),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),

@@ -2,6 +2,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use trellis_wire::{ErrorBody, ErrorCode, WireError};
 
@@ -51,6 +52,22 @@ pub enum Error {
         /// The version that it would have to speak.
         needed: u16,
     },
+    /// A daemon that is there, or that starts, was waited for in vain.
+    #[error("the daemon at {socket} has not answered, nor shown that it comes on, for {} s", .waited.as_secs_f64(), socket = .socket.display())]
+    Silent {
+        /// Where it is.
+        socket: PathBuf,
+        /// For how long there was no sign of it.
+        waited: Duration,
+    },
+    /// A daemon starts over and over.
+    #[error("the daemon at {socket} starts over and over: {n_starts} starts came to nothing while it was waited for", socket = .socket.display())]
+    Failing {
+        /// Where it is.
+        socket: PathBuf,
+        /// How many starts came to nothing.
+        n_starts: u32,
+    },
     /// The guest has ended and takes no more messages.
     #[error("the guest has ended")]
     GuestEnded,
@@ -69,11 +86,12 @@ impl Error {
 
 impl Error {
     /// Whether the same request may succeed another time, with nothing changed by the caller: the device failed under
-    /// it, the daemon was about to end, or it has gone without a word.
+    /// it, the daemon was about to end, or it has gone without a word; or one that starts or stands still was waited for in vain.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::ConnectionLost(lost) => lost.is_retryable(),
+            Self::Silent { .. } | Self::Failing { .. } => true,
             error => error.code().is_some_and(ErrorCode::is_retryable),
         }
     }

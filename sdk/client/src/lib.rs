@@ -37,6 +37,7 @@ mod resumed;
 pub mod signs;
 pub mod socket;
 mod starts;
+mod tried;
 mod upload;
 
 pub use attached::Attached;

@@ -19,6 +19,9 @@ pub const READY: &str = "ready";
 /// The line by which a daemon says that it comes to its end, and that no program takes its place.
 pub const ENDING: &str = "ending";
 
+/// How the line begins by which a daemon says that it comes to its end for another program, which takes its place in its process.
+pub const REPLACED: &str = "another program takes its place";
+
 /// How the lock of a socket is found by whoever does not want it.
 #[derive(Debug)]
 pub enum Seen {
@@ -73,6 +76,18 @@ pub fn path(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".lock");
     path.into()
+}
+
+impl Owner {
+    /// Whether it takes connections no more, though somebody may have them wait at its socket for who comes after it.
+    #[must_use]
+    pub fn is_on_its_way_out(&self) -> bool {
+        match &self.phase {
+            Phase::Ending => true,
+            Phase::Starting(Some(said)) => said.starts_with(REPLACED),
+            Phase::Starting(None) | Phase::Ready => false,
+        }
+    }
 }
 
 /// Looks at the lock that belongs to a socket, and leaves it as it is.

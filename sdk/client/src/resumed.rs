@@ -1,29 +1,36 @@
 //! Reading a detached guest over connections that are lost.
 
+use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 use trellis_wire::{Event, GuestUsage};
 
 use crate::attached::Attached;
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, Lost};
 use crate::guest::GuestSender;
-use crate::signs::Signs;
-use crate::socket::candidates;
+use crate::signs::{Shown, Signs};
+use crate::tried::{self, Sockets};
 
 /// The first pause before another connection is tried, and the longest; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Time between two looks at how far a daemon is that does not answer.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The reading of a detached guest, as [`Attached`], that connects again when its connection is lost and goes on where it was:
 /// each event comes once. Numbers of guests begin anew with each daemon, and those of another daemon than the first are not taken
 /// for the guest.
 ///
 /// A daemon that loads models is waited for as long as what it says of that changes ([`Signs`]): the time for which connections are tried
-/// begins anew with each change. One of which several starts come to nothing is waited for no longer
-/// ([`N_FAILED_STARTS_MAX`](crate::signs::N_FAILED_STARTS_MAX)).
+/// begins anew with each change. So is one that lets connections in, or has them wait, and does not answer. One of which several starts
+/// come to nothing is waited for no longer ([`N_FAILED_STARTS_MAX`](crate::signs::N_FAILED_STARTS_MAX)). Signs are looked for where
+/// connections were tried, as far as [`Client::connect`] or [`Client::connect_to`] makes them in the same task, and where one was made.
 ///
 /// ```no_run
 /// # async fn example(guest_id: u64) -> Result<(), trellis_client::Error> {
@@ -46,8 +53,8 @@ pub struct Resumed<C> {
     daemon: Option<u64>,
     attached: Option<Attached>,
     patience: Duration,
-    /// Where signs of a daemon are looked for: where the last connection was, or else where all daemons are.
-    sockets: Vec<PathBuf>,
+    /// Where signs of a daemon are looked for: where the last connection was, and where others were tried since.
+    sockets: Sockets,
     /// What there is while there is no connection.
     lost: Option<Wait>,
     usage: Option<GuestUsage>,
@@ -71,15 +78,33 @@ impl Wait {
         wait
     }
 
-    /// Whether another try is worth it, and comes within so long of the last sign of a daemon.
-    fn goes_on(&mut self, sockets: &[PathBuf], patience: Duration) -> bool {
+    /// Looks whether to wait on, as the last sign of a daemon is no older than that, or will not be after `next`.
+    ///
+    /// # Errors
+    /// Why not.
+    fn look(&mut self, sockets: &[PathBuf], patience: Duration, next: Duration) -> Result<(), Over> {
         let now = Instant::now();
         let shown = self.signs.look(sockets);
         if shown.has_changed {
             (self.since, self.pause) = (now, PAUSE);
         }
-        !shown.is_hopeless() && now.duration_since(self.since) + self.pause <= patience
+        let is_hopeless = shown.is_hopeless();
+        let Shown { socket, failing, n_failed_starts, .. } = shown;
+        match failing.filter(|_| is_hopeless) {
+            Some(socket) => Err(Over::Failing(Error::Failing { socket, n_starts: n_failed_starts })),
+            None if now.duration_since(self.since) + next > patience => Err(Over::Silent(socket)),
+            None => Ok(()),
+        }
     }
+}
+
+/// Why nothing more is waited for.
+#[derive(Debug)]
+enum Over {
+    /// Too many starts have come to nothing.
+    Failing(Error),
+    /// There was no sign for too long. The socket at which a daemon may be, if at any.
+    Silent(Option<PathBuf>),
 }
 
 impl<C, F> Resumed<C>
@@ -100,7 +125,7 @@ where
             daemon: None,
             attached: None,
             patience: Self::PATIENCE,
-            sockets: candidates(),
+            sockets: Sockets::default(),
             lost: None,
             usage: None,
             is_over: false,
@@ -115,7 +140,8 @@ where
     }
 
     /// The next event, over another connection where the one before is lost; `None` after the guest's end. An error is the last
-    /// item: the guest's end, what [`Client::attach`] refuses, or the last reason why there is no connection.
+    /// item: the guest's end, what [`Client::attach`] refuses, or why there is no connection: the last reason, or [`Error::Silent`] or
+    /// [`Error::Failing`] where a daemon is there, or starts, that does not come to answer.
     pub async fn next(&mut self) -> Option<Result<Event, Error>> {
         while !self.is_over {
             if let Err(error) = self.attached().await {
@@ -151,7 +177,7 @@ where
     /// it returns at once. [`Self::next`] does so by itself.
     ///
     /// # Errors
-    /// What [`Client::attach`] refuses, or the last reason why there is no connection; the stream is over then.
+    /// What [`Client::attach`] refuses, or why there is no connection, as [`Self::next`] says; the stream is over then.
     pub async fn attached(&mut self) -> Result<(), Error> {
         if self.is_over {
             return Ok(());
@@ -164,34 +190,78 @@ where
     /// Sees to it that there is a connection that reads the guest.
     async fn attach(&mut self) -> Result<(), Error> {
         while self.attached.is_none() {
-            let error = match self.try_once().await {
+            let error = match self.try_once().await? {
                 Ok(attached) => {
                     self.from = Some(attached.next_number());
                     self.daemon = Some(attached.daemon());
-                    self.sockets = attached.socket().map(PathBuf::from).into_iter().collect();
+                    self.sockets.set(attached.socket());
                     self.attached = Some(attached);
                     self.lost = None;
                     return Ok(());
                 }
                 Err(error) => error,
             };
-            let may_come = error.is_retryable() || matches!(error, Error::NotRunning { .. });
-            if !may_come || self.patience.is_zero() {
+            let is_away = matches!(error, Error::NotRunning { .. });
+            // Who connects may have waited as well.
+            let is_over = matches!(error, Error::Silent { .. } | Error::Failing { .. });
+            if is_over || !(error.is_retryable() || is_away) || self.patience.is_zero() {
                 return Err(error);
             }
-            let wait = self.lost.get_or_insert_with(|| Wait::new(&self.sockets));
-            if !wait.goes_on(&self.sockets, self.patience) {
-                return Err(error);
+            let sockets = self.sockets.get();
+            let wait = self.lost.get_or_insert_with(|| Wait::new(&sockets));
+            match wait.look(&sockets, self.patience, wait.pause) {
+                Ok(()) => {}
+                Err(Over::Failing(failing)) => return Err(failing),
+                // One that starts has no socket yet.
+                Err(Over::Silent(Some(socket))) if is_away => {
+                    return Err(Error::Silent { socket, waited: self.patience });
+                }
+                Err(Over::Silent(_)) => return Err(error),
             }
-            tokio::time::sleep(wait.pause).await;
+            sleep(wait.pause).await;
             wait.pause = (2 * wait.pause).min(PAUSE_MAX);
         }
         Ok(())
     }
 
-    async fn try_once(&mut self) -> Result<Attached, Error> {
-        let client = (self.connect)().await?;
-        client.attach_to(self.guest_id, self.from, self.daemon).await
+    /// Tries to connect and to attach, for as long as it is worth waiting for an answer. Without patience that is as long as it takes.
+    ///
+    /// # Errors
+    /// None has come, and nothing more is waited for.
+    async fn try_once(&mut self) -> Result<Result<Attached, Error>, Error> {
+        let Self { connect, guest_id, from, daemon, patience, sockets, lost, .. } = self;
+        let trying = async {
+            let client = connect().await?;
+            // One that was connected before is heard of here alone.
+            if let Some(socket) = client.socket() {
+                tried::note(socket);
+            }
+            client.attach_to(*guest_id, *from, *daemon).await
+        };
+        let mut trying = pin!(sockets.noting(trying));
+        if patience.is_zero() {
+            return Ok(trying.await);
+        }
+        let wait = lost.get_or_insert_with(|| Wait::new(&sockets.get()));
+        loop {
+            if let Ok(tried) = timeout(LOOK, &mut trying).await {
+                return Ok(tried);
+            }
+            let tried = sockets.get();
+            match wait.look(&tried, *patience, Duration::ZERO) {
+                Ok(()) => {}
+                Err(Over::Failing(failing)) => return Err(failing),
+                Err(Over::Silent(seen)) => {
+                    // Somebody listens there, be it no daemon.
+                    return Err(match seen.or_else(|| tried.into_iter().next()) {
+                        Some(socket) => Error::Silent { socket, waited: *patience },
+                        None => Error::ConnectionLost(Lost::Wire(Arc::new(
+                            io::Error::from(io::ErrorKind::TimedOut).into(),
+                        ))),
+                    });
+                }
+            }
+        }
     }
 
     /// The number of the event that comes next; none before the first connection where none was asked for.
@@ -217,58 +287,106 @@ where
 mod tests {
     use std::fs::File;
     use std::io::{Seek as _, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
 
-    use tokio::time::{sleep, timeout};
+    use futures_util::future::BoxFuture;
+    use tempfile::TempDir;
+    use tokio::task::JoinHandle;
 
     use super::*;
     use crate::lock;
 
-    const PATIENCE: Duration = Duration::from_millis(500);
+    const PATIENCE: Duration = Duration::from_secs(3);
 
-    async fn nobody() -> Result<Client, Error> {
-        Err(Error::NotRunning { tried: Vec::new() })
+    /// Between two signs.
+    const PERIOD: Duration = Duration::from_millis(300);
+
+    const N_SAID: u32 = 15;
+
+    /// A daemon that loads, and says so as often as that; then it stands still.
+    fn loads(socket: &Path) -> JoinHandle<File> {
+        let mut lock = File::create(lock::path(socket)).expect("a free place");
+        lock.try_lock().expect("nobody has it");
+        tokio::spawn(async move {
+            for percent in 0..N_SAID {
+                lock.rewind().expect("it can be written");
+                writeln!(lock, "7\nloading big: {percent:02}% of 2.1 GB").expect("written");
+                sleep(PERIOD).await;
+            }
+            lock
+        })
+    }
+
+    fn at(folder: &TempDir) -> (PathBuf, Resumed<impl FnMut() -> BoxFuture<'static, Result<Client, Error>>>) {
+        let socket = folder.path().join("t.sock");
+        let to = socket.clone();
+        let connect =
+            move || -> BoxFuture<'static, Result<Client, Error>> { Box::pin(Client::connect_to(to.clone())) };
+        (socket, Resumed::new(7, None, connect).with_patience(PATIENCE))
     }
 
     #[tokio::test]
     async fn a_daemon_that_loads_is_waited_for_and_one_that_stands_still_is_not() {
-        const N_SAID: u32 = 15;
         let folder = tempfile::tempdir().expect("a folder");
-        let socket = folder.path().join("t.sock");
-        let mut lock = File::create(lock::path(&socket)).expect("a free place");
-        lock.try_lock().expect("nobody has it");
-        let loads = tokio::spawn(async move {
-            for percent in 0..N_SAID {
-                lock.rewind().expect("it can be written");
-                writeln!(lock, "7\nloading big: {percent:02}% of 2.1 GB").expect("written");
-                sleep(PATIENCE / 5).await;
-            }
-            lock
-        });
-        let mut guest = Resumed::new(7, None, nobody).with_patience(PATIENCE);
-        guest.sockets = vec![socket];
+        let (socket, mut guest) = at(&folder);
+        let loads = loads(&socket);
         let begun = Instant::now();
         let error = timeout(100 * PATIENCE, guest.attached()).await.expect("it ends").expect_err("nobody");
-        assert!(matches!(error, Error::NotRunning { .. }), "{error}");
-        assert!(begun.elapsed() >= PATIENCE / 5 * N_SAID, "it came on: {:?}", begun.elapsed());
+        assert!(matches!(&error, Error::Silent { socket: its, .. } if *its == socket), "{error}");
+        assert!(begun.elapsed() >= PERIOD * N_SAID, "it came on: {:?}", begun.elapsed());
         drop(loads.await.expect("no panic"));
     }
 
     #[tokio::test]
     async fn a_daemon_whose_starts_all_fail_is_not_waited_for_for_ever() {
         let folder = tempfile::tempdir().expect("a folder");
-        let socket = folder.path().join("t.sock");
+        let (socket, mut guest) = at(&folder);
         let path = lock::path(&socket);
         let starts = tokio::spawn(async move {
             for pid in 1.. {
                 let mut lock = File::create(&path).expect("it can be made");
                 lock.lock().expect("it can be locked");
                 writeln!(lock, "{pid}").expect("written");
-                sleep(PATIENCE / 5).await;
+                sleep(PERIOD).await;
             }
         });
-        let mut guest = Resumed::new(7, None, nobody).with_patience(PATIENCE);
-        guest.sockets = vec![socket];
-        timeout(100 * PATIENCE, guest.attached()).await.expect("it ends").expect_err("nobody");
+        let error = timeout(100 * PATIENCE, guest.attached()).await.expect("it ends").expect_err("nobody");
+        assert!(matches!(&error, Error::Failing { socket: its, n_starts: 3 } if *its == socket), "{error}");
+        assert!(error.is_retryable());
         starts.abort();
+    }
+
+    #[tokio::test]
+    async fn one_that_lets_in_and_never_answers_is_waited_for_no_longer_than_was_said() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (socket, mut guest) = at(&folder);
+        let _listener = UnixListener::bind(&socket).expect("a free place");
+        let begun = Instant::now();
+        let error = timeout(100 * PATIENCE, guest.attached()).await.expect("it ends").expect_err("silent");
+        assert!(matches!(&error, Error::Silent { socket: its, .. } if *its == socket), "{error}");
+        assert!(begun.elapsed() >= PATIENCE);
+        assert!(guest.next().await.is_none(), "it was the last item");
+    }
+
+    #[tokio::test]
+    async fn one_that_loads_behind_a_socket_that_is_kept_for_it_is_waited_for_while_it_comes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (socket, mut guest) = at(&folder);
+        let _listener = UnixListener::bind(&socket).expect("a free place");
+        let begun = Instant::now();
+        let loads = loads(&socket);
+        timeout(100 * PATIENCE, guest.attached()).await.expect("it ends").expect_err("silent");
+        assert!(begun.elapsed() >= PERIOD * N_SAID, "it came on: {:?}", begun.elapsed());
+        drop(loads.await.expect("no panic"));
+    }
+
+    #[tokio::test]
+    async fn where_nobody_is_and_nobody_starts_it_is_said_that_none_runs() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, guest) = at(&folder);
+        let mut guest = guest.with_patience(PERIOD);
+        let error = timeout(100 * PATIENCE, guest.attached()).await.expect("it ends").expect_err("nobody");
+        assert!(matches!(error, Error::NotRunning { .. }), "{error}");
     }
 }

@@ -61,6 +61,8 @@ pub struct Shown {
     pub silent_for: Duration,
     /// Starts that have come to nothing since the first look, at the socket that has most.
     pub n_failed_starts: u32,
+    /// That socket, where there were any.
+    pub failing: Option<PathBuf>,
 }
 
 impl Shown {
@@ -83,19 +85,24 @@ impl Signs {
         let socket = signs.first().map(|(path, _)| path.clone());
         self.last = Some((since, signs));
         let silent_for = now.duration_since(since);
-        Shown { said, socket, has_changed, silent_for, n_failed_starts: self.n_failed_starts(sockets) }
+        let (n_failed_starts, failing) = self.failed_starts(sockets);
+        Shown { said, socket, has_changed, silent_for, n_failed_starts, failing }
     }
 
-    fn n_failed_starts(&mut self, sockets: &[PathBuf]) -> u32 {
+    /// The most starts at one of these sockets that have come to nothing, and at which, if any have.
+    fn failed_starts(&mut self, sockets: &[PathBuf]) -> (u32, Option<PathBuf>) {
         let looked = sockets.iter().map(|socket| {
             let known = self.starts.iter().position(|(path, _)| path == socket);
             let at = known.unwrap_or_else(|| {
                 self.starts.push((socket.clone(), Starts::default()));
                 self.starts.len() - 1
             });
-            self.starts[at].1.look(socket)
+            (self.starts[at].1.look(socket), socket)
         });
-        looked.max().unwrap_or_default()
+        match looked.max_by_key(|(n_failed, _)| *n_failed) {
+            Some((n_failed, socket)) if n_failed > 0 => (n_failed, Some(socket.clone())),
+            _ => (0, None),
+        }
     }
 }
 
@@ -138,5 +145,22 @@ mod tests {
         }
         let gone = signs.look(&sockets);
         assert!(gone.is_hopeless() && gone.said.is_none(), "{gone:?}");
+        assert_eq!(gone.failing.as_ref(), Some(&sockets[1]));
+    }
+
+    #[test]
+    fn the_socket_whose_starts_fail_is_told_from_one_at_which_a_daemon_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let sockets = ["stands.sock", "fails.sock"].map(|name| folder.path().join(name));
+        let stands = write(&sockets[0], "1\nready\n");
+        stands.try_lock().expect("nobody has it");
+        let mut signs = Signs::default();
+        let start = write(&sockets[1], "2\n");
+        start.try_lock().expect("nobody has it");
+        assert_eq!(signs.look(&sockets).failing, None);
+        drop(start);
+        let shown = signs.look(&sockets);
+        assert_eq!((shown.n_failed_starts, shown.failing.as_ref()), (1, Some(&sockets[1])));
+        assert_eq!(shown.socket.as_ref(), Some(&sockets[0]));
     }
 }

@@ -1,12 +1,13 @@
 //! The client crate and the session together.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use trellis_client::{Client, Error, ErrorCode, Event, Guest, Lost, Program, Stage, StartOptions};
 use trellis_wire::{Call, ClientMessage, GuestUsage, Hello, VERSION_OF_MODELS, Value};
 
-use super::World;
+use super::{PATIENCE, World};
 use crate::session::{SessionLimits, StopReason};
 
 fn with_argument(argument: &str) -> StartOptions {
@@ -325,4 +326,32 @@ async fn a_daemon_that_would_pass_over_the_model_is_not_asked_to_run_the_guest()
     assert!(error.to_string().contains("older"), "{error}");
     // Without a model there is nothing that it would pass over.
     assert!(client.start(Program::named("count"), StartOptions::default()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_drain_is_cut_short_by_a_stop_that_comes_in_it_and_not_by_one_that_came_before() {
+    const HALF_AN_HOUR: Duration = Duration::from_secs(1_800);
+    for is_stopped_before in [true, false] {
+        let world = World::with(SessionLimits { drain_ms: 3_600_000, ..SessionLimits::default() });
+        if is_stopped_before {
+            world.shutdown.cancel();
+        }
+        let at_work = world.sessions.at_work();
+        let draining = tokio::spawn({
+            let (sessions, shutdown) = (world.sessions.clone(), world.shutdown.clone());
+            async move { sessions.drain_unless(&shutdown).await }
+        });
+        tokio::time::timeout(PATIENCE, world.sessions.drains()).await.expect("it takes on no more");
+        tokio::task::yield_now().await;
+        let left = || world.sessions.ends_by().drain_left().unwrap_or_default();
+        assert!(left() > HALF_AN_HOUR, "{:?} left", left());
+        if is_stopped_before {
+            assert!(!draining.is_finished(), "what was saved may still come onto disk");
+            drop(at_work);
+        } else {
+            world.shutdown.cancel();
+        }
+        tokio::time::timeout(PATIENCE, draining).await.expect("in time").unwrap();
+        assert_eq!(left() > HALF_AN_HOUR, is_stopped_before, "{:?} left", left());
+    }
 }
