@@ -8,7 +8,8 @@ import functools
 import gc
 import time
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Callable, TypeVar
+from itertools import product
+from typing import Any, Callable, TypeVar, cast
 
 import pytest
 from conftest import GUESTS, PATIENCE_S, Daemon
@@ -164,6 +165,7 @@ async def test_large_messages_go_both_ways(shared: Daemon, hostile: Program) -> 
 @in_a_loop
 async def test_a_full_inbox_is_waited_for_as_long_as_was_said(shared: Daemon, hostile: Program) -> None:
     async with AsyncClient.connect(shared.socket) as client, client.start(hostile, "loop") as guest:
+        await guest.started()
         with pytest.raises(TimedOutError, match="room in the guest's inbox"):
             while True:
                 await guest.send("x" * 100_000, timeout=0.2)
@@ -293,8 +295,10 @@ async def test_a_cancelled_task_stops_its_guest_within_50_ms(shared: Daemon, hos
                 ids.append(await guest.started())
                 await asyncio.sleep(PATIENCE_S)
 
-        for work in (looping, reading, within) * 5:
-            for mode in ("drip", "wait-for-messages", "endless"):
+        for work, mode in product((looping, reading, within), ("drip", "wait-for-messages", "endless")):
+            times = seen.setdefault((work.__name__, mode), [])
+            # What else the machine does makes times longer and none shorter: the fastest of several counts.
+            while len(times) < 20 and min(times, default=1.0) >= 0.05:
                 ids: list[int] = []
                 task = asyncio.ensure_future(work(ids, mode))
                 while not ids:
@@ -305,10 +309,9 @@ async def test_a_cancelled_task_stops_its_guest_within_50_ms(shared: Daemon, hos
                 task.cancel()
                 while await is_listed(client, ids[0]):
                     pass
-                seen.setdefault((work.__name__, mode), []).append(time.monotonic() - begun)
+                times.append(time.monotonic() - begun)
                 with pytest.raises(asyncio.CancelledError):
                     await task
-        # What else the machine does makes times longer and none shorter.
         assert len(seen) == 9 and max(min(times) for times in seen.values()) < 0.05, seen
 
 
