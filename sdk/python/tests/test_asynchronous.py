@@ -216,12 +216,34 @@ async def test_options_out_of_range_are_named(shared: Daemon, hostile: Program) 
             with pytest.raises(ValueError, match=next(iter(options))):
                 client.start(hostile, **options)
         wrong: list[dict[str, Any]] = [{"seed": 1.5}, {"priority": 1}, {"window_bytes": "x"}]
+        wrong += [{"label": 7}, {"model": 7}, {"is_recorded": "yes"}, {"is_profiled": 1}]
         for option in wrong:
             with pytest.raises(TypeError, match=next(iter(option))):
                 client.start(hostile, **option)
         with pytest.raises(TypeError, match="arguments"):
             client.start(hostile, 7)  # type: ignore[arg-type]
-        assert await client.ps() is not None
+        with pytest.raises(TypeError, match="name"):
+            client.start(Program.named(7))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="n_newest"):
+            await client.logs(-1)
+        untyped: Any = client
+        guest = client.start(hostile, "echo")
+        wrong_calls = {
+            "n_newest": untyped.logs("x"),
+            "waits": untyped.logs_from(0, "yes"),
+            "model": untyped.load_model(7),
+            "device": untyped.fit_model("tiny", 7),
+            "model is": untyped.unload_model(7),
+            "program": untyped.upgrade(7),
+            "a message": cast(Any, guest).send(7),
+            "a line": cast(Any, guest).send_lines([7]),
+        }
+        for name, call in wrong_calls.items():
+            with pytest.raises(TypeError, match=name):
+                await call
+        # The connection is none the worse for it.
+        await guest.send("still there")
+        assert await next_text(guest) == "still there"
 
 
 @in_a_loop

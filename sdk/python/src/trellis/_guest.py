@@ -11,6 +11,7 @@ from ._amounts import GuestUsage
 from ._errors import ConnectionLostError, GuestEndedError, TrellisError
 from ._events import Event, Started, credit_bytes
 from ._link import Link
+from ._program import text
 from ._protocol import Ended, Happened, Launch
 from ._reading import AsyncReading
 from ._waits import DEFAULT, Signal, Timeout
@@ -202,13 +203,19 @@ class AsyncGuest(AsyncReading):
             self.close()
 
 
-async def send(client: AsyncClient, inflow: Inflow, text: str, timeout: Timeout) -> None:
+async def send(client: AsyncClient, inflow: Inflow, message: str, timeout: Timeout) -> None:
     """Puts a message into the inbox of a guest that is read here."""
+    text("a message", message)
     seconds = client.seconds(timeout)
     begun = time.monotonic()
     to = await inflow.running(seconds)
     left = None if seconds is None else max(seconds - (time.monotonic() - begun), 0.0)
-    await client.done({"type": "message", "to": to, "text": text}, left, "room in the guest's inbox")
+    await client.done({"type": "message", "to": to, "text": message}, left, "room in the guest's inbox")
+
+
+def message_of(line: str) -> str:
+    """The message that a line is: what stands before its end."""
+    return text("a line", line).rstrip("\r\n")
 
 
 async def send_lines(
@@ -217,10 +224,10 @@ async def send_lines(
     """Puts lines into the inbox of a guest that is read here, and ends its messages."""
     if isinstance(lines, AsyncIterable):
         async for line in lines:
-            await send(client, inflow, line.rstrip("\r\n"), timeout)
+            await send(client, inflow, message_of(line), timeout)
     else:
         for line in lines:
-            await send(client, inflow, line.rstrip("\r\n"), timeout)
+            await send(client, inflow, message_of(line), timeout)
     await end_messages(client, inflow, timeout)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Generic, Optional, TypeVar
 from ._amounts import GuestUsage
 from ._attached import AsyncAttached, AsyncResumed
 from ._events import Event, Json
-from ._guest import AsyncGuest
+from ._guest import AsyncGuest, message_of
 from ._portal import Portal
 from ._reading import AsyncReading, Output, itself, json_of, text_of, tokens_of
 from ._waits import DEFAULT, Timeout
@@ -185,7 +185,7 @@ class Guest(Reading[AsyncGuest]):
         :meth:`send`.
         """
         for line in lines:
-            self.send(line.rstrip("\r\n"), timeout)
+            self.send(message_of(line), timeout)
         self.end_messages(timeout)
 
     def end_messages(self, timeout: Timeout = DEFAULT) -> None:
@@ -230,7 +230,7 @@ class Attached(Reading[AsyncAttached]):
     def send_lines(self, lines: Iterable[str], timeout: Timeout = DEFAULT) -> None:
         """Sends lines to the guest, as `Guest.send_lines`."""
         for line in lines:
-            self.send(line.rstrip("\r\n"), timeout)
+            self.send(message_of(line), timeout)
         self.end_messages(timeout)
 
     def end_messages(self, timeout: Timeout = DEFAULT) -> None:
