@@ -354,6 +354,7 @@ class AsyncClient:
         what: str,
         hear: Optional[Callable[[Event], None]] = None,
     ) -> Wire:
+        self._link.check()
         answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
 
         def recipient(item: Union[Happened, Ended]) -> None:

@@ -158,8 +158,13 @@ class AsyncAttached(AsyncReading):
             self._is_over = True
             self._inflow.drop()
 
+    def _let_go(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._inflow.drop_soon()
+
     def __del__(self) -> None:
-        self.close()
+        self._let_go()
 
 
 class AsyncResumed(AsyncReading):

@@ -34,6 +34,7 @@ class Inflow:
         self._window_bytes = window_bytes
         # Read and not yet given back as credit.
         self._n_read_bytes = 0
+        link.check()
         self.key = link.protocol.launch(launch)
         link.listen(self.key, self._hear)
         link.turn()
@@ -74,14 +75,22 @@ class Inflow:
         self.link.turn()
 
     def drop(self) -> None:
-        """Gives the request up, from any thread: nothing more comes for it, and what waits for it comes to hear that it is over."""
-        self.link.drop(self.key)
+        """Gives the request up: nothing more comes for it, and what waits for it comes to hear that it is over."""
+        if self.link.is_here():
+            self._drop()
+        else:
+            self.drop_soon()
+
+    def drop_soon(self) -> None:
+        """As `drop`, from any thread and in the middle of anything: for what the garbage collector finds."""
+        self.link.soon(self._drop)
+
+    def _drop(self) -> None:
+        self.link.forget(self.key)
         self.queue.clear()
         if self.end is None:
             self.end = Ended(self.key, {}, None, None)
-            # In another thread it is the garbage collector that drops it, and nothing waits.
-            if self.link.is_here():
-                self.changed.tell()
+            self.changed.tell()
 
     async def running(self, timeout: Optional[float]) -> int:
         """The id of the request that runs the guest, once it runs; the error of what a sender hears where it is over."""
@@ -197,10 +206,15 @@ class AsyncGuest(AsyncReading):
             self._is_over = True
             self._inflow.drop()
 
+    def _let_go(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._inflow.drop_soon()
+
     def __del__(self) -> None:
         # Where the start failed there is nothing to be stopped.
         if hasattr(self, "_inflow"):
-            self.close()
+            self._let_go()
 
 
 async def send(client: AsyncClient, inflow: Inflow, message: str, timeout: Timeout) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Callable, TypeVar, Union
 
 from ._errors import ClosedError
+from ._link import FORKED
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -58,7 +59,7 @@ class Portal:
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         try:
             if os.getpid() != self._pid:
-                raise ClosedError("the client belongs to the process that this one was forked from")
+                raise ClosedError(FORKED)
             if threading.current_thread() is self._thread:
                 raise RuntimeError("a call would wait for the very thread that it is made in")
             with self._lock:

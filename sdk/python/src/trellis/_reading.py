@@ -103,6 +103,10 @@ class AsyncReading(abc.ABC):
     def close(self) -> None:
         """Ends the reading at once; of what was not read, nothing is kept."""
 
+    def _let_go(self) -> None:
+        """As `close`, for the garbage collector: what has to be sent for it is sent in the loop's next turn."""
+        self.close()
+
     @property
     @abc.abstractmethod
     def usage(self) -> Optional[GuestUsage]:
@@ -214,4 +218,4 @@ class AsyncItems(Generic[T]):
 
     def __del__(self) -> None:
         if self._has_begun:
-            self._reading.close()
+            self._reading._let_go()
