@@ -32,7 +32,7 @@ from ._protocol import Ended, Happened, Launch, Wire
 from ._reading import Output
 from ._shape import ShapeError, read
 from ._socket import candidates, open_first
-from ._waits import DEFAULT, TIMEOUT_S, Timeout, settled
+from ._waits import DEFAULT, TIMEOUT_S, Timeout, settled, shorter
 from ._wire import VERSION_OF_MODELS
 
 if TYPE_CHECKING:
@@ -198,12 +198,14 @@ class AsyncClient:
     ) -> AsyncResumed:
         """Reads a detached guest over connections of its own, so that each event comes once however often one is lost.
 
-        They are made to the socket of this client, and tried for ``patience`` seconds.
+        They are made to the socket of this client, and tried for ``patience`` seconds; once alone where those are 0.
         """
         socket, timeout = self.socket, self.timeout
 
-        async def connect() -> AsyncClient:
-            return await AsyncClient.connect(socket, timeout=timeout)
+        async def connect(seconds: Optional[float]) -> AsyncClient:
+            client = await AsyncClient.connect(socket, timeout=shorter(timeout, seconds))
+            client.timeout = timeout
+            return client
 
         return AsyncResumed(guest_id, from_, connect, patience)
 

@@ -169,7 +169,10 @@ class AsyncReading(abc.ABC):
                     return
                 take(event)
         except TimedOutError:
-            raise TimedOutError("the guest's end", timeout or 0.0) from None
+            if timeout is None:
+                # It is another wait that was bounded: that for a connection.
+                raise
+            raise TimedOutError("the guest's end", timeout) from None
         finally:
             self.close()
 
