@@ -55,10 +55,14 @@ class Inflow:
     def take(self) -> Event:
         """The first event of the queue."""
         event = self.queue.popleft()
-        self._n_read_bytes += credit_bytes(event)
+        self.count(credit_bytes(event))
+        return event
+
+    def count(self, n_bytes: int) -> None:
+        """So much was read: the guest gets credit for it, once it is worth it."""
+        self._n_read_bytes += n_bytes
         if self._n_read_bytes >= (self._window_bytes + 1) // 2:
             self._refill()
-        return event
 
     async def arrive(self, timeout: Optional[float]) -> None:
         """Waits until there is news."""
@@ -118,6 +122,8 @@ class AsyncGuest(AsyncReading):
         self._is_over = False
         self._usage: Optional[GuestUsage] = None
         self._client = client
+        # Bytes of credit that events take which were put ahead of a reader.
+        self._n_ahead_bytes = 0
         self._inflow = Inflow(client._link, launch, window_bytes)
 
     async def next(self, timeout: Optional[float] = None) -> Optional[Event]:
@@ -126,6 +132,10 @@ class AsyncGuest(AsyncReading):
         Giving up, by the time-out in seconds (`TimedOutError`) or by cancelling the task, loses nothing, and the guest goes on.
         """
         inflow = self._inflow
+        if self._n_ahead_bytes > 0:
+            # Who reads on has read what was put ahead.
+            n_bytes, self._n_ahead_bytes = self._n_ahead_bytes, 0
+            inflow.count(n_bytes)
         while not self._is_over:
             await inflow.arrive(timeout)
             if self._is_over:
@@ -141,12 +151,17 @@ class AsyncGuest(AsyncReading):
         return None
 
     async def fill(self, ahead: deque[Event], timeout: Optional[float] = None) -> None:
-        """Puts the next event there, and those that have come already; nothing after the guest's end. Errors are those of `next`."""
+        """Puts the next event there, and those that have come already; nothing after the guest's end. Errors are those of `next`.
+
+        Those that have come already take room in the window until more is read.
+        """
         event = await self.next(timeout)
         if event is not None:
             ahead.append(event)
             while self._inflow.queue:
-                ahead.append(self._inflow.take())
+                event = self._inflow.queue.popleft()
+                self._n_ahead_bytes += credit_bytes(event)
+                ahead.append(event)
 
     async def started(self, timeout: Optional[float] = None) -> int:
         """The guest's number, once it runs; passes over no event. What kept it from running is the error."""
@@ -185,9 +200,10 @@ class AsyncGuest(AsyncReading):
     async def send_lines(
         self, lines: Union[Iterable[str], AsyncIterable[str]], timeout: Timeout = DEFAULT
     ) -> None:
-        """Sends each line, without its end, as a message, and then that there are no more, as ``trellis run`` does with its input.
+        """Sends each line, without its end, as a message, and then that there are no more.
 
-        The time-out holds for each; errors are those of :meth:`send`.
+        The time-out holds for each; errors are those of :meth:`send`. Nothing is read meanwhile: of a guest that answers with more
+        than its window holds, another task reads.
         """
         await send_lines(self._client, self._inflow, lines, timeout)
 
