@@ -44,7 +44,8 @@ class Reading(Generic[A]):
     def _turn(self, timeout: Optional[float]) -> Iterator[Optional[float]]:
         """The turn of this thread to read, with the seconds that are left then."""
         begun = time.monotonic()
-        if not self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+        seconds = -1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=seconds):
             raise TimedOutError("the turn to read the guest", timeout or 0.0)
         try:
             yield None if timeout is None else max(timeout - (time.monotonic() - begun), 0.0)
