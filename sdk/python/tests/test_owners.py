@@ -13,7 +13,7 @@ from typing import Any, Callable
 import pytest
 from conftest import PATIENCE_S, Daemon
 
-from trellis import AsyncClient, Client, ClosedError, Program, Text
+from trellis import AsyncClient, AsyncGuest, Client, ClosedError, Program, Text
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 
@@ -53,10 +53,19 @@ def is_refused(call: Callable[[], Any]) -> bool:
 
 
 def test_a_client_is_of_no_use_in_another_loop(shared: Daemon, hostile: Program) -> None:
-    async def connected() -> AsyncClient:
-        return await AsyncClient.connect(shared.socket)
+    async def connected() -> tuple[AsyncClient, AsyncGuest]:
+        client = await AsyncClient.connect(shared.socket)
+        guest = client.start(hostile, "wait-for-messages")
+        await guest.started()
+        return client, guest
 
-    async def elsewhere(client: AsyncClient) -> None:
+    async def elsewhere(client: AsyncClient, guest: AsyncGuest) -> None:
+        with pytest.raises(RuntimeError, match="another one"):
+            # What has come already is there to be read.
+            while await guest.next() is not None:
+                pass
+        with pytest.raises(RuntimeError, match="another one"):
+            await guest.send("x")
         with pytest.raises(RuntimeError, match="another one"):
             client.start(hostile, "echo")
         for call in (
@@ -68,8 +77,8 @@ def test_a_client_is_of_no_use_in_another_loop(shared: Daemon, hostile: Program)
             with pytest.raises(RuntimeError, match="another one"):
                 await call
 
-    client = asyncio.run(connected())
-    asyncio.run(asyncio.wait_for(elsewhere(client), PATIENCE_S))
+    client, guest = asyncio.run(connected())
+    asyncio.run(asyncio.wait_for(elsewhere(client, guest), PATIENCE_S))
     client._link.drop_all()
     # The loop that watched it has ended: it is closed all the same.
     assert client._link._socket.fileno() < 0

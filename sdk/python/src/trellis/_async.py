@@ -171,7 +171,7 @@ class AsyncClient:
         try:
             while True:
                 left = None if end is None else max(end - loop.time(), 0.0)
-                await inflow.changed.until(inflow.has_news, left, "the guest's start")
+                await inflow.until(inflow.has_news, left, "the guest's start")
                 if not inflow.queue:
                     raise (inflow.end.error if inflow.end is not None else None) or UnknownAnswerError()
                 event = inflow.take()

@@ -81,7 +81,7 @@ class AsyncAttached(AsyncReading):
         launch = Launch(call)
         inflow = Inflow(client._link, launch, window)
         try:
-            await inflow.changed.until(inflow.has_news, client.seconds(timeout), "the guest to be read")
+            await inflow.until(inflow.has_news, client.seconds(timeout), "the guest to be read")
             if inflow.queue and isinstance(attached := inflow.take(), AttachedTo):
                 launch.has_started = True
                 return cls(client, inflow, attached)

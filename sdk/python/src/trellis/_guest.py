@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterable, Iterable
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Callable, Optional, Union
 
 from ._amounts import GuestUsage
 from ._errors import ConnectionLostError, GuestEndedError, TrellisError
@@ -70,7 +70,13 @@ class Inflow:
             # The reader has seen everything: the window must have room for the largest output.
             if self._n_read_bytes > 0 and self._window_bytes - self._n_read_bytes < OUTPUT_CREDIT_BYTES_MAX:
                 self._refill()
-            await self.changed.until(self.has_news, timeout, "the guest's next event")
+            await self.until(self.has_news, timeout, "the guest's next event")
+
+    async def until(self, holds: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+        """Waits until this holds, where it does not already. Errors as `Link.check`: nothing comes in another loop or process."""
+        if not holds():
+            self.link.check()
+            await self.changed.until(holds, timeout, what)
 
     def _refill(self) -> None:
         """Gives credit back, in pieces so large that it costs nothing for each token."""
@@ -98,7 +104,7 @@ class Inflow:
 
     async def running(self, timeout: Optional[float]) -> int:
         """The id of the request that runs the guest, once it runs; the error of what a sender hears where it is over."""
-        await self.changed.until(
+        await self.until(
             lambda: self.launch.has_started or self.end is not None, timeout, "the guest's start"
         )
         request_id = self.link.protocol.current_id(self.key)
@@ -166,7 +172,7 @@ class AsyncGuest(AsyncReading):
     async def started(self, timeout: Optional[float] = None) -> int:
         """The guest's number, once it runs; passes over no event. What kept it from running is the error."""
         inflow = self._inflow
-        await inflow.changed.until(
+        await inflow.until(
             lambda: inflow.guest_id is not None or inflow.end is not None, timeout, "the guest's start"
         )
         if inflow.guest_id is not None:
