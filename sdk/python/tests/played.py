@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Callable
 
 from trellis import _codec, _wire
 
@@ -97,3 +99,41 @@ class Played:
         elif message["type"] == "cancel" and request_id in self.open:
             self._uploads.pop(request_id, None)
             yield self._end(failed(request_id, "cancelled"))
+
+
+class Server:
+    """A daemon on a socket in the loop of a test: what comes over a connection, counted from 0, is answered by what this returns."""
+
+    def __init__(
+        self, path: Path, answers: Callable[[int, dict[str, Any]], Iterable[dict[str, Any]]]
+    ) -> None:
+        self._path = path
+        self._answers = answers
+        self._writers: list[asyncio.StreamWriter] = []
+        #: Connections that are not even greeted.
+        self.silent: set[int] = set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(self._writers)
+        self._writers.append(writer)
+        if number not in self.silent:
+            writer.write(hello())
+        messages = Reader()
+        while data := await reader.read(65_536):
+            for message in messages.messages(data):
+                writer.write(framed(*self._answers(number, message)))
+
+    def cut(self) -> None:
+        """Closes all connections."""
+        for writer in self._writers:
+            writer.close()
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_unix_server(self._serve, str(self._path))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        # Each is served to its end before the loop ends.
+        await asyncio.sleep(0.01)

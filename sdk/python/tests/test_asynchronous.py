@@ -8,7 +8,8 @@ import functools
 import gc
 import time
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Callable, TypeVar
+from itertools import product
+from typing import Any, Callable, TypeVar, cast
 
 import pytest
 from conftest import GUESTS, PATIENCE_S, Daemon
@@ -164,6 +165,7 @@ async def test_large_messages_go_both_ways(shared: Daemon, hostile: Program) -> 
 @in_a_loop
 async def test_a_full_inbox_is_waited_for_as_long_as_was_said(shared: Daemon, hostile: Program) -> None:
     async with AsyncClient.connect(shared.socket) as client, client.start(hostile, "loop") as guest:
+        await guest.started()
         with pytest.raises(TimedOutError, match="room in the guest's inbox"):
             while True:
                 await guest.send("x" * 100_000, timeout=0.2)
@@ -214,12 +216,34 @@ async def test_options_out_of_range_are_named(shared: Daemon, hostile: Program) 
             with pytest.raises(ValueError, match=next(iter(options))):
                 client.start(hostile, **options)
         wrong: list[dict[str, Any]] = [{"seed": 1.5}, {"priority": 1}, {"window_bytes": "x"}]
+        wrong += [{"label": 7}, {"model": 7}, {"is_recorded": "yes"}, {"is_profiled": 1}]
         for option in wrong:
             with pytest.raises(TypeError, match=next(iter(option))):
                 client.start(hostile, **option)
         with pytest.raises(TypeError, match="arguments"):
             client.start(hostile, 7)  # type: ignore[arg-type]
-        assert await client.ps() is not None
+        with pytest.raises(TypeError, match="name"):
+            client.start(Program.named(7))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="n_newest"):
+            await client.logs(-1)
+        untyped: Any = client
+        guest = client.start(hostile, "echo")
+        wrong_calls = {
+            "n_newest": untyped.logs("x"),
+            "waits": untyped.logs_from(0, "yes"),
+            "model": untyped.load_model(7),
+            "device": untyped.fit_model("tiny", 7),
+            "model is": untyped.unload_model(7),
+            "program": untyped.upgrade(7),
+            "a message": cast(Any, guest).send(7),
+            "a line": cast(Any, guest).send_lines([7]),
+        }
+        for name, call in wrong_calls.items():
+            with pytest.raises(TypeError, match=name):
+                await call
+        # The connection is none the worse for it.
+        await guest.send("still there")
+        assert await next_text(guest) == "still there"
 
 
 @in_a_loop
@@ -293,8 +317,10 @@ async def test_a_cancelled_task_stops_its_guest_within_50_ms(shared: Daemon, hos
                 ids.append(await guest.started())
                 await asyncio.sleep(PATIENCE_S)
 
-        for work in (looping, reading, within) * 5:
-            for mode in ("drip", "wait-for-messages", "endless"):
+        for work, mode in product((looping, reading, within), ("drip", "wait-for-messages", "endless")):
+            times = seen.setdefault((work.__name__, mode), [])
+            # What else the machine does makes times longer and none shorter: the fastest of several counts.
+            while len(times) < 20 and min(times, default=1.0) >= 0.05:
                 ids: list[int] = []
                 task = asyncio.ensure_future(work(ids, mode))
                 while not ids:
@@ -305,10 +331,9 @@ async def test_a_cancelled_task_stops_its_guest_within_50_ms(shared: Daemon, hos
                 task.cancel()
                 while await is_listed(client, ids[0]):
                     pass
-                seen.setdefault((work.__name__, mode), []).append(time.monotonic() - begun)
+                times.append(time.monotonic() - begun)
                 with pytest.raises(asyncio.CancelledError):
                     await task
-        # What else the machine does makes times longer and none shorter.
         assert len(seen) == 9 and max(min(times) for times in seen.values()) < 0.05, seen
 
 

@@ -156,6 +156,40 @@ def test_threads_share_a_client(shared: Daemon, hostile: Program) -> None:
         assert texts == {number: str(number) * 3 for number in range(32)}
 
 
+def test_threads_share_the_events_of_a_guest(shared: Daemon, hostile: Program) -> None:
+    with Client.connect(shared.socket) as client:
+        guest = client.start(hostile, "tokens", "60", "<|begin_of_text|>Once", seed=7)
+        tokens: list[int] = []
+        early: list[bool] = []
+
+        def read() -> None:
+            while (event := guest.next(timeout=PATIENCE_S)) is not None:
+                if isinstance(event, Tokens):
+                    tokens.extend(event.tokens)
+            early.append(not guest.is_over)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # None of them takes what another one has read for the end.
+        assert early == [False] * 4
+        alone = client.run(hostile, "tokens", "60", "<|begin_of_text|>Once", seed=7)
+        assert sorted(tokens) == sorted(alone.tokens)
+        with client.start(hostile, "wait-for-messages") as silent:
+            silent.started()
+            waiting = threading.Thread(target=lambda: list(silent))
+            waiting.start()
+            # Who waits for its turn does so for as long as it was told.
+            with pytest.raises(TimedOutError):
+                while silent.next(timeout=0.05) is not None:
+                    pass
+            silent.close()
+            waiting.join(PATIENCE_S)
+            assert not waiting.is_alive() and silent.next() is None
+
+
 def test_control_c_stops_what_is_waited_for(shared: Daemon, hostile: Program) -> None:
     with Client.connect(shared.socket) as client:
         guest = client.start(hostile, "wait-for-messages")

@@ -19,17 +19,20 @@ from ._program import (
     Program,
     ProgramLike,
     StartOptions,
+    flag,
     in_range,
     milliseconds,
     needed_version,
+    optional_text,
     program_of,
     start_call,
+    text,
 )
 from ._protocol import Ended, Happened, Launch, Wire
 from ._reading import Output
 from ._shape import ShapeError, read
 from ._socket import candidates, open_first
-from ._waits import DEFAULT, TIMEOUT_S, Timeout, settled
+from ._waits import DEFAULT, TIMEOUT_S, Timeout, settled, shorter
 from ._wire import VERSION_OF_MODELS
 
 if TYPE_CHECKING:
@@ -168,7 +171,7 @@ class AsyncClient:
         try:
             while True:
                 left = None if end is None else max(end - loop.time(), 0.0)
-                await inflow.changed.until(inflow.has_news, left, "the guest's start")
+                await inflow.until(inflow.has_news, left, "the guest's start")
                 if not inflow.queue:
                     raise (inflow.end.error if inflow.end is not None else None) or UnknownAnswerError()
                 event = inflow.take()
@@ -195,12 +198,14 @@ class AsyncClient:
     ) -> AsyncResumed:
         """Reads a detached guest over connections of its own, so that each event comes once however often one is lost.
 
-        They are made to the socket of this client, and tried for ``patience`` seconds.
+        They are made to the socket of this client, and tried for ``patience`` seconds; once alone where those are 0.
         """
         socket, timeout = self.socket, self.timeout
 
-        async def connect() -> AsyncClient:
-            return await AsyncClient.connect(socket, timeout=timeout)
+        async def connect(seconds: Optional[float]) -> AsyncClient:
+            client = await AsyncClient.connect(socket, timeout=shorter(timeout, seconds))
+            client.timeout = timeout
+            return client
 
         return AsyncResumed(guest_id, from_, connect, patience)
 
@@ -244,14 +249,14 @@ class AsyncClient:
             if progress is not None and isinstance(event, Progress):
                 progress(event.done, event.total)
 
-        call = _with({"type": "load", "model": model}, device=device)
+        call = _with({"type": "load", "model": text("model", model)}, device=optional_text("device", device))
         return _field(await self._ask(call, timeout, f"the load of {model}", hear), "loaded", "model", str)
 
     async def fit_model(
         self, model: str, device: Optional[str] = None, *, timeout: Timeout = DEFAULT
     ) -> FitInfo:
         """Says whether there is room for a model, as for :meth:`load_model`, and loads nothing."""
-        call = _with({"type": "fit", "model": model}, device=device)
+        call = _with({"type": "fit", "model": text("model", model)}, device=optional_text("device", device))
         return await self._one(call, "fit", "fit", FitInfo, timeout)
 
     async def unload_model(
@@ -264,7 +269,7 @@ class AsyncClient:
         """
         self.check_version("say what it unloaded", VERSION_OF_MODELS)
         drain_ms = None if drain is None else milliseconds("drain", drain)
-        call = _with({"type": "unload", "model": model}, drain_ms=drain_ms)
+        call = _with({"type": "unload", "model": text("model", model)}, drain_ms=drain_ms)
         value = await self._ask(call, timeout, f"the end of {model}")
         if value.get("type") != "unloaded":
             raise UnknownAnswerError
@@ -290,13 +295,14 @@ class AsyncClient:
 
         For the user that the daemon runs as, and root. `UnsupportedError`: it keeps no log.
         """
-        return await self._one(_with({"type": "logs"}, n_newest=n_newest), "logs", "logs", LogLines, timeout)
+        newest = None if n_newest is None else in_range("n_newest", n_newest)
+        return await self._one(_with({"type": "logs"}, n_newest=newest), "logs", "logs", LogLines, timeout)
 
     async def logs_from(
         self, number: int, waits: bool = False, *, timeout: Optional[float] = None
     ) -> LogLines:
         """The lines of the daemon's log from the one of this number on; with ``waits``, once there is one. As :meth:`logs`."""
-        call = {"type": "logs", "number": in_range("number", number), "waits": waits}
+        call = {"type": "logs", "number": in_range("number", number), "waits": flag("waits", waits)}
         return await self._one(call, "logs", "logs", LogLines, timeout)
 
     async def reload(self, *, timeout: Timeout = DEFAULT) -> ReloadInfo:
@@ -309,7 +315,7 @@ class AsyncClient:
         It takes on nothing more from then on; connections that are made after this are of the next daemon. For the operator.
         `InvalidArgumentError` or `InvalidConfigurationError`: it would not start, and nothing has changed.
         """
-        call = _with({"type": "upgrade"}, program=program)
+        call = _with({"type": "upgrade"}, program=optional_text("program", program))
         return await self._one(call, "upgrading", "info", UpgradeInfo, timeout)
 
     async def shutdown(self, *, timeout: Timeout = DEFAULT) -> None:
@@ -350,6 +356,7 @@ class AsyncClient:
         what: str,
         hear: Optional[Callable[[Event], None]] = None,
     ) -> Wire:
+        self._link.check()
         answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
 
         def recipient(item: Union[Happened, Ended]) -> None:

@@ -117,6 +117,13 @@ class GuestEndedError(TrellisError):
         super().__init__("the guest has ended")
 
 
+class JsonError(TrellisError, ValueError):
+    """A JSON text of a guest that Python cannot read; the text itself is there in :attr:`trellis.Json.json`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"a JSON text of the guest cannot be read: {reason}")
+
+
 class TimedOutError(TrellisError, TimeoutError):
     """What was waited for did not come within ``seconds``."""
 

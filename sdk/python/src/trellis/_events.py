@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
+from ._errors import JsonError
 from ._shape import ShapeError, read
 from ._wire import OUTPUT_OVERHEAD_BYTES
 
@@ -70,8 +71,11 @@ class Json:
     json: str
 
     def value(self) -> Any:
-        """What the text says; `ValueError` where it is no JSON."""
-        return json.loads(self.json)
+        """What the text says. `JsonError`: it is no JSON, lies too deep for Python, or has a number of too many digits."""
+        try:
+            return json.loads(self.json)
+        except (ValueError, RecursionError) as error:
+            raise JsonError(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterable, Iterable
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Callable, Optional, Union
 
 from ._amounts import GuestUsage
 from ._errors import ConnectionLostError, GuestEndedError, TrellisError
 from ._events import Event, Started, credit_bytes
 from ._link import Link
+from ._program import text
 from ._protocol import Ended, Happened, Launch
 from ._reading import AsyncReading
 from ._waits import DEFAULT, Signal, Timeout
@@ -33,6 +34,7 @@ class Inflow:
         self._window_bytes = window_bytes
         # Read and not yet given back as credit.
         self._n_read_bytes = 0
+        link.check()
         self.key = link.protocol.launch(launch)
         link.listen(self.key, self._hear)
         link.turn()
@@ -53,10 +55,14 @@ class Inflow:
     def take(self) -> Event:
         """The first event of the queue."""
         event = self.queue.popleft()
-        self._n_read_bytes += credit_bytes(event)
+        self.count(credit_bytes(event))
+        return event
+
+    def count(self, n_bytes: int) -> None:
+        """So much was read: the guest gets credit for it, once it is worth it."""
+        self._n_read_bytes += n_bytes
         if self._n_read_bytes >= (self._window_bytes + 1) // 2:
             self._refill()
-        return event
 
     async def arrive(self, timeout: Optional[float]) -> None:
         """Waits until there is news."""
@@ -64,7 +70,13 @@ class Inflow:
             # The reader has seen everything: the window must have room for the largest output.
             if self._n_read_bytes > 0 and self._window_bytes - self._n_read_bytes < OUTPUT_CREDIT_BYTES_MAX:
                 self._refill()
-            await self.changed.until(self.has_news, timeout, "the guest's next event")
+            await self.until(self.has_news, timeout, "the guest's next event")
+
+    async def until(self, holds: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+        """Waits until this holds, where it does not already. Errors as `Link.check`: nothing comes in another loop or process."""
+        if not holds():
+            self.link.check()
+            await self.changed.until(holds, timeout, what)
 
     def _refill(self) -> None:
         """Gives credit back, in pieces so large that it costs nothing for each token."""
@@ -73,18 +85,26 @@ class Inflow:
         self.link.turn()
 
     def drop(self) -> None:
-        """Gives the request up, from any thread: nothing more comes for it, and what waits for it comes to hear that it is over."""
-        self.link.drop(self.key)
+        """Gives the request up: nothing more comes for it, and what waits for it comes to hear that it is over."""
+        if self.link.is_here():
+            self._drop()
+        else:
+            self.drop_soon()
+
+    def drop_soon(self) -> None:
+        """As `drop`, from any thread and in the middle of anything: for what the garbage collector finds."""
+        self.link.soon(self._drop)
+
+    def _drop(self) -> None:
+        self.link.forget(self.key)
         self.queue.clear()
         if self.end is None:
             self.end = Ended(self.key, {}, None, None)
-            # In another thread it is the garbage collector that drops it, and nothing waits.
-            if self.link.is_here():
-                self.changed.tell()
+            self.changed.tell()
 
     async def running(self, timeout: Optional[float]) -> int:
         """The id of the request that runs the guest, once it runs; the error of what a sender hears where it is over."""
-        await self.changed.until(
+        await self.until(
             lambda: self.launch.has_started or self.end is not None, timeout, "the guest's start"
         )
         request_id = self.link.protocol.current_id(self.key)
@@ -108,6 +128,8 @@ class AsyncGuest(AsyncReading):
         self._is_over = False
         self._usage: Optional[GuestUsage] = None
         self._client = client
+        # Bytes of credit that events take which were put ahead of a reader.
+        self._n_ahead_bytes = 0
         self._inflow = Inflow(client._link, launch, window_bytes)
 
     async def next(self, timeout: Optional[float] = None) -> Optional[Event]:
@@ -116,6 +138,10 @@ class AsyncGuest(AsyncReading):
         Giving up, by the time-out in seconds (`TimedOutError`) or by cancelling the task, loses nothing, and the guest goes on.
         """
         inflow = self._inflow
+        if self._n_ahead_bytes > 0:
+            # Who reads on has read what was put ahead.
+            n_bytes, self._n_ahead_bytes = self._n_ahead_bytes, 0
+            inflow.count(n_bytes)
         while not self._is_over:
             await inflow.arrive(timeout)
             if self._is_over:
@@ -131,17 +157,22 @@ class AsyncGuest(AsyncReading):
         return None
 
     async def fill(self, ahead: deque[Event], timeout: Optional[float] = None) -> None:
-        """Puts the next event there, and those that have come already; nothing after the guest's end. Errors are those of `next`."""
+        """Puts the next event there, and those that have come already; nothing after the guest's end. Errors are those of `next`.
+
+        Those that have come already take room in the window until more is read.
+        """
         event = await self.next(timeout)
         if event is not None:
             ahead.append(event)
             while self._inflow.queue:
-                ahead.append(self._inflow.take())
+                event = self._inflow.queue.popleft()
+                self._n_ahead_bytes += credit_bytes(event)
+                ahead.append(event)
 
     async def started(self, timeout: Optional[float] = None) -> int:
         """The guest's number, once it runs; passes over no event. What kept it from running is the error."""
         inflow = self._inflow
-        await inflow.changed.until(
+        await inflow.until(
             lambda: inflow.guest_id is not None or inflow.end is not None, timeout, "the guest's start"
         )
         if inflow.guest_id is not None:
@@ -175,9 +206,10 @@ class AsyncGuest(AsyncReading):
     async def send_lines(
         self, lines: Union[Iterable[str], AsyncIterable[str]], timeout: Timeout = DEFAULT
     ) -> None:
-        """Sends each line, without its end, as a message, and then that there are no more, as ``trellis run`` does with its input.
+        """Sends each line, without its end, as a message, and then that there are no more.
 
-        The time-out holds for each; errors are those of :meth:`send`.
+        The time-out holds for each; errors are those of :meth:`send`. Nothing is read meanwhile: of a guest that answers with more
+        than its window holds, another task reads.
         """
         await send_lines(self._client, self._inflow, lines, timeout)
 
@@ -196,19 +228,30 @@ class AsyncGuest(AsyncReading):
             self._is_over = True
             self._inflow.drop()
 
+    def _let_go(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._inflow.drop_soon()
+
     def __del__(self) -> None:
         # Where the start failed there is nothing to be stopped.
         if hasattr(self, "_inflow"):
-            self.close()
+            self._let_go()
 
 
-async def send(client: AsyncClient, inflow: Inflow, text: str, timeout: Timeout) -> None:
+async def send(client: AsyncClient, inflow: Inflow, message: str, timeout: Timeout) -> None:
     """Puts a message into the inbox of a guest that is read here."""
+    text("a message", message)
     seconds = client.seconds(timeout)
     begun = time.monotonic()
     to = await inflow.running(seconds)
     left = None if seconds is None else max(seconds - (time.monotonic() - begun), 0.0)
-    await client.done({"type": "message", "to": to, "text": text}, left, "room in the guest's inbox")
+    await client.done({"type": "message", "to": to, "text": message}, left, "room in the guest's inbox")
+
+
+def message_of(line: str) -> str:
+    """The message that a line is: what stands before its end."""
+    return text("a line", line).rstrip("\r\n")
 
 
 async def send_lines(
@@ -217,10 +260,10 @@ async def send_lines(
     """Puts lines into the inbox of a guest that is read here, and ends its messages."""
     if isinstance(lines, AsyncIterable):
         async for line in lines:
-            await send(client, inflow, line.rstrip("\r\n"), timeout)
+            await send(client, inflow, message_of(line), timeout)
     else:
         for line in lines:
-            await send(client, inflow, line.rstrip("\r\n"), timeout)
+            await send(client, inflow, message_of(line), timeout)
     await end_messages(client, inflow, timeout)
 
 

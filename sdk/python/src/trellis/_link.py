@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections import deque
@@ -18,17 +19,25 @@ _READ_BYTES = 64 * 1024
 #: Bytes that may wait to be written before requests wait as well.
 _ROOM_BYTES = 512 * 1024
 
+#: What is said to a process that has a client of another.
+FORKED = "the client belongs to the process that this one was forked from"
+
 #: What hears of a request: what happens, and its end.
 Recipient = Callable[[Union[Happened, Ended]], None]
 
 
 class Link:
-    """Reads and writes until the connection ends. All of it happens in one loop; `drop` alone may be called from anywhere."""
+    """Reads and writes until the connection ends. All of it happens in one loop; `soon` and `drop_all` may be called from anywhere.
+
+    A process that was forked from this one has the same socket: there, nothing is written to it, and it is closed for that process
+    alone.
+    """
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        self._pid = os.getpid()
         self._protocol = Protocol()
         self._recipients: dict[int, Recipient] = {}
         self._unsent = memoryview(b"")
@@ -52,7 +61,19 @@ class Link:
 
     def is_here(self) -> bool:
         """Whether this is the thread of the loop."""
-        return threading.get_ident() == self._thread
+        return self._is_own() and threading.get_ident() == self._thread
+
+    def check(self) -> None:
+        """`ClosedError` in a process that was forked from the client's; `RuntimeError` outside of the client's loop."""
+        if not self._is_own():
+            raise ClosedError(FORKED)
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "the client belongs to the loop in which it has connected, and this is another one"
+            )
+
+    def _is_own(self) -> bool:
+        return os.getpid() == self._pid
 
     def listen(self, key: int, recipient: Recipient) -> None:
         """Has this hear of a request, which was made in this very turn of the loop."""
@@ -61,31 +82,31 @@ class Link:
     def forget(self, key: int) -> None:
         """Ends a request of which nothing more is heard; nothing where it is over."""
         self._recipients.pop(key, None)
-        if self._protocol.is_open(key):
+        if self._is_own() and self._protocol.is_open(key):
             self._protocol.forget(key)
             self.turn()
 
-    def drop(self, key: int) -> None:
-        """As `forget`, from any thread: for what the garbage collector finds."""
-        if self.is_here():
-            self.forget(key)
-        else:
-            # A loop that is closed has closed the socket, and with it the request.
+    def soon(self, call: Callable[[], None]) -> None:
+        """Has the loop do this soon, from any thread; nothing where the loop has ended.
+
+        For what the garbage collector finds: it runs in the middle of anything, of a write for one.
+        """
+        if self._is_own():
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self.forget, key)
+                self._loop.call_soon_threadsafe(call)
 
     def drop_all(self) -> None:
         """As `close`, from any thread: for a client that the garbage collector finds."""
-        if self._protocol.lost is None:
-            with contextlib.suppress(RuntimeError):
+        if self._is_own() and self._protocol.lost is None:
+            try:
                 self._loop.call_soon_threadsafe(self.close)
+            except RuntimeError:
+                # The loop has ended and watches the socket no more.
+                self._socket.close()
 
     async def room(self, timeout: Optional[float]) -> None:
-        """Waits until little enough waits to be written."""
-        if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError(
-                "the client belongs to the loop in which it has connected, and this is another one"
-            )
+        """Waits until little enough waits to be written. Errors as :meth:`check`."""
+        self.check()
         await self._written.until(self._has_room, timeout, "the daemon takes no more bytes")
 
     async def written(self, timeout: float) -> None:
@@ -98,11 +119,16 @@ class Link:
 
     def close(self) -> None:
         """Closes the connection; requests that are open end with `ClosedError`."""
+        if not self._is_own():
+            self._socket.close()
+            return
         self._protocol.lose(ClosedError("the client is closed"))
         self.turn()
 
     def turn(self) -> None:
         """Writes what there is to be written, and tells what has happened."""
+        if not self._is_own():
+            return
         self._write()
         if self._is_telling:
             return
@@ -144,6 +170,9 @@ class Link:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
+            # A process that was forked from this one keeps the connection open, unless it is shut down.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
         self._unsent = memoryview(b"")
         self._written.tell()

@@ -8,13 +8,16 @@ import os
 import queue
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Callable, TypeVar, Union
 
 from ._errors import ClosedError
+from ._link import FORKED
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+_CLOSED = "the client is closed"
 
 
 class Portal:
@@ -33,7 +36,7 @@ class Portal:
         """Runs a coroutine to its end. Whatever interrupts the wait, Ctrl-C for one, cancels it."""
         future = self._submit(coroutine)
         try:
-            return future.result()
+            return self._result(future)
         except BaseException:
             future.cancel()
             raise
@@ -49,22 +52,31 @@ class Portal:
             while True:
                 states = told.get()
                 if states is None:
-                    return future.result()
+                    return self._result(future)
                 hear(states[0])
         except BaseException:
             future.cancel()
             raise
 
+    def _result(self, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except CancelledError:
+            # What is no request of the client's own connection is cancelled when the loop ends.
+            if self._is_closed:
+                raise ClosedError(_CLOSED) from None
+            raise
+
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         try:
             if os.getpid() != self._pid:
-                raise ClosedError("the client belongs to the process that this one was forked from")
+                raise ClosedError(FORKED)
             if threading.current_thread() is self._thread:
                 raise RuntimeError("a call would wait for the very thread that it is made in")
             with self._lock:
                 # What is submitted under the lock comes before the loop is told to stop.
                 if self._is_closed:
-                    raise ClosedError("the client is closed")
+                    raise ClosedError(_CLOSED)
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except BaseException:
             coroutine.close()

@@ -123,7 +123,7 @@ def start_call(
     if not all(isinstance(argument, str) for argument in arguments):
         raise TypeError("the arguments of a guest are texts")
     if program.name is not None:
-        named: dict[str, Any] = {"type": "named", "name": program.name}
+        named: dict[str, Any] = {"type": "named", "name": text("the name of a program", program.name)}
     elif program.component is not None:
         named = program.component.wire()
     else:
@@ -134,14 +134,17 @@ def start_call(
         "arguments": list(arguments),
         "credit_bytes": window_bytes(options),
     }
+    label = optional_text("label", options.get("label"))
+    if program.component is not None and not label:
+        label = optional_text("label", program.label)
     seed, deadline = options.get("seed"), options.get("deadline")
     optional = {
-        "model": options.get("model"),
+        "model": optional_text("model", options.get("model")),
         "seed": None if seed is None else in_range("seed", seed),
         "deadline_ms": None if deadline is None else milliseconds("deadline", deadline),
-        "label": options.get("label") or (program.label if program.component is not None else None),
-        "is_recorded": options.get("is_recorded") or None,
-        "is_profiled": options.get("is_profiled") or None,
+        "label": label or None,
+        "is_recorded": flag("is_recorded", options.get("is_recorded", False)) or None,
+        "is_profiled": flag("is_profiled", options.get("is_profiled", False)) or None,
     }
     call.update((name, value) for name, value in optional.items() if value is not None)
     return call
@@ -164,6 +167,25 @@ def in_range(name: str, value: int) -> int:
         raise TypeError(f"{name} is {value!r}, no int")
     if not 0 <= value <= U64_MAX:
         raise ValueError(f"{name}: {value} is not between 0 and {U64_MAX}")
+    return value
+
+
+def text(name: str, value: str) -> str:
+    """The text, if it is one."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, no str")
+    return value
+
+
+def optional_text(name: str, value: Optional[str]) -> Optional[str]:
+    """As `text`, where there is one."""
+    return None if value is None else text(name, value)
+
+
+def flag(name: str, value: bool) -> bool:
+    """The truth value, if it is one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, no bool")
     return value
 
 

@@ -21,8 +21,8 @@ class Output:
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    #: The values of its JSON texts.
-    json: list[Any] = field(default_factory=list)
+    #: Its JSON texts.
+    jsons: list[Json] = field(default_factory=list)
     log: list[Log] = field(default_factory=list)
     #: Its recording, if one was asked for.
     recorded: bytes = b""
@@ -30,6 +30,11 @@ class Output:
     profiled: bytes = b""
     #: What it used.
     usage: Optional[GuestUsage] = None
+
+    @property
+    def json(self) -> list[Any]:
+        """The values of its JSON texts, read at each access. `JsonError`: one of them says what Python cannot read."""
+        return [text.value() for text in self.jsons]
 
 
 class Collector:
@@ -48,7 +53,7 @@ class Collector:
         elif isinstance(event, Tokens):
             self._output.tokens.extend(event.tokens)
         elif isinstance(event, Json):
-            self._output.json.append(event.value())
+            self._output.jsons.append(event)
         elif isinstance(event, Log):
             self._output.log.append(event)
         elif isinstance(event, Recorded):
@@ -102,6 +107,10 @@ class AsyncReading(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Ends the reading at once; of what was not read, nothing is kept."""
+
+    def _let_go(self) -> None:
+        """As `close`, for the garbage collector: what has to be sent for it is sent in the loop's next turn."""
+        self.close()
 
     @property
     @abc.abstractmethod
@@ -165,7 +174,10 @@ class AsyncReading(abc.ABC):
                     return
                 take(event)
         except TimedOutError:
-            raise TimedOutError("the guest's end", timeout or 0.0) from None
+            if timeout is None:
+                # It is another wait that was bounded: that for a connection.
+                raise
+            raise TimedOutError("the guest's end", timeout) from None
         finally:
             self.close()
 
@@ -214,4 +226,4 @@ class AsyncItems(Generic[T]):
 
     def __del__(self) -> None:
         if self._has_begun:
-            self._reading.close()
+            self._reading._let_go()

@@ -156,7 +156,7 @@ class Client:
     def resume(self, guest_id: int, from_: Optional[int] = None, *, patience: float = PATIENCE_S) -> Resumed:
         """Reads a detached guest over connections of its own, so that each event comes once however often one is lost.
 
-        They are made to the socket of this client, and tried for ``patience`` seconds.
+        They are made to the socket of this client, and tried for ``patience`` seconds; once alone where those are 0.
         """
 
         async def resume() -> AsyncResumed:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Generic, Optional, TypeVar
 
 from ._amounts import GuestUsage
 from ._attached import AsyncAttached, AsyncResumed
+from ._errors import TimedOutError
 from ._events import Event, Json
-from ._guest import AsyncGuest
+from ._guest import AsyncGuest, message_of
 from ._portal import Portal
 from ._reading import AsyncReading, Output, itself, json_of, text_of, tokens_of
 from ._waits import DEFAULT, Timeout
@@ -33,15 +37,37 @@ class Reading(Generic[A]):
         # Read, and not yet given.
         self._ahead: deque[Event] = deque()
         self._is_closed = False
+        # One thread at a time waits for the next event; a signal's handler may read in the thread that waits.
+        self._lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def _turn(self, timeout: Optional[float]) -> Iterator[Optional[float]]:
+        """The turn of this thread to read, with the seconds that are left then."""
+        begun = time.monotonic()
+        seconds = -1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=seconds):
+            raise TimedOutError("the turn to read the guest", timeout or 0.0)
+        try:
+            yield None if timeout is None else max(timeout - (time.monotonic() - begun), 0.0)
+        finally:
+            self._lock.release()
 
     def next(self, timeout: Optional[float] = None) -> Optional[Event]:
         """The next event; `None` after the guest's end. An error is the last item.
 
-        Giving up, by the time-out in seconds (`TimedOutError`) or by Ctrl-C, loses nothing.
+        Giving up, by the time-out in seconds (`TimedOutError`) or by Ctrl-C, loses nothing. Where several threads read, each gets
+        what the others do not.
         """
-        if not self._ahead and not self._is_closed:
-            self._portal.call(self._fill(timeout))
-        return self._ahead.popleft() if self._ahead else None
+        with self._turn(timeout) as left:
+            while True:
+                # Whoever closes this, in another thread, empties it.
+                with contextlib.suppress(IndexError):
+                    return self._ahead.popleft()
+                if self._is_closed:
+                    return None
+                self._portal.call(self._fill(left))
+                if not self._ahead and self._inner.is_over:
+                    return None
 
     async def _fill(self, timeout: Optional[float]) -> None:
         # Put there by the loop itself, so that an event that comes as the wait is interrupted is there for the next one.
@@ -77,14 +103,16 @@ class Reading(Generic[A]):
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits for the end and passes over what comes before it; the time-out is as for :meth:`text`."""
-        self._ahead.clear()
-        self._portal.call(self._inner.wait(timeout))
+        with self._turn(timeout) as left:
+            self._ahead.clear()
+            self._portal.call(self._inner.wait(left))
 
     def collect(self, timeout: Optional[float] = None) -> Output:
         """All that is still to come, once the guest has ended; the time-out is as for :meth:`text`."""
-        ahead = list(self._ahead)
-        self._ahead.clear()
-        return self._portal.call(self._inner._collect(ahead, timeout))
+        with self._turn(timeout) as left:
+            ahead = list(self._ahead)
+            self._ahead.clear()
+            return self._portal.call(self._inner._collect(ahead, left))
 
     @property
     def usage(self) -> Optional[GuestUsage]:
@@ -179,13 +207,13 @@ class Guest(Reading[AsyncGuest]):
         self._portal.call(self._inner.send(text, timeout))
 
     def send_lines(self, lines: Iterable[str], timeout: Timeout = DEFAULT) -> None:
-        """Sends each line, without its end, as a message, and then that there are no more, as ``trellis run`` does with its input.
+        """Sends each line, without its end, as a message, and then that there are no more.
 
         The lines may come from anywhere, such as a file or ``sys.stdin``. The time-out holds for each; errors are those of
-        :meth:`send`.
+        :meth:`send`. Nothing is read meanwhile: of a guest that answers with more than its window holds, another thread reads.
         """
         for line in lines:
-            self.send(line.rstrip("\r\n"), timeout)
+            self.send(message_of(line), timeout)
         self.end_messages(timeout)
 
     def end_messages(self, timeout: Timeout = DEFAULT) -> None:
@@ -230,7 +258,7 @@ class Attached(Reading[AsyncAttached]):
     def send_lines(self, lines: Iterable[str], timeout: Timeout = DEFAULT) -> None:
         """Sends lines to the guest, as `Guest.send_lines`."""
         for line in lines:
-            self.send(line.rstrip("\r\n"), timeout)
+            self.send(message_of(line), timeout)
         self.end_messages(timeout)
 
     def end_messages(self, timeout: Timeout = DEFAULT) -> None:

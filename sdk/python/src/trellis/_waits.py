@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import Any, Callable, Final, TypeVar, Union
+from typing import Any, Callable, Final, Optional, TypeVar, Union
 
 from ._errors import TimedOutError
 
@@ -26,6 +26,13 @@ Timeout = Union[float, None, _Default]
 
 #: Seconds that a client waits for an answer where it is not told otherwise.
 TIMEOUT_S = 60.0
+
+
+def shorter(one: Optional[float], other: Optional[float]) -> Optional[float]:
+    """The shorter one of two times, in seconds; `None` is for ever."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 async def settled(future: asyncio.Future[T], timeout: Union[float, None], what: str) -> T:
