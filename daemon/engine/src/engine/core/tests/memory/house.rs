@@ -35,7 +35,7 @@ pub(super) struct Ledger {
     /// Whether there is memory for more.
     pub(super) is_full: bool,
     /// Whether memory of host pages does not go back to the system.
-    pub(super) keeps_host_memory: bool,
+    pub(super) gives_nothing_back: bool,
     /// Whether the backend says so.
     pub(super) says_it_keeps: bool,
     /// Whether moves are not done.
@@ -188,7 +188,7 @@ impl Backend for Device {
     }
 
     fn release_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> u64 {
-        if self.ledger.lock().expect("nobody panicked").keeps_host_memory {
+        if self.ledger.lock().expect("nobody panicked").gives_nothing_back {
             return 0;
         }
         let mut n_bytes = 0;
@@ -206,7 +206,7 @@ impl Backend for Device {
     }
 
     fn gather_host_pages(&mut self, free: &[HostPageId], at_most: u64) -> Vec<(HostPageId, HostPageId)> {
-        if self.ledger.lock().expect("nobody panicked").keeps_host_memory {
+        if self.ledger.lock().expect("nobody panicked").gives_nothing_back {
             return Vec::new();
         }
         let moves = HostPiece::gather(self.pieces(free), at_most);

@@ -20,7 +20,7 @@ fn what_is_given_up_of_all_models_is_bounded_and_what_is_free_anyway_goes_before
         house.settle();
     }
     assert!([0, 1].iter().all(|&place| house.stats(place).n_swaps_out >= 20), "both have KV in host memory");
-    house.ledger().keeps_host_memory = true;
+    house.ledger().gives_nothing_back = true;
     house.ledger().says_it_keeps = true;
     assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
     assert_eq!(n_given_up(&mut house), [0, 0], "nothing is given up for memory that does not go");
@@ -28,7 +28,7 @@ fn what_is_given_up_of_all_models_is_bounded_and_what_is_free_anyway_goes_before
     // Whatever goes back to the system, or nothing: contexts lose no more than was asked for.
     assert_eq!(house.relieve(12 * PAGE_BYTES), 0);
     assert_eq!(n_given_up(&mut house), [12, 0]);
-    house.ledger().keeps_host_memory = false;
+    house.ledger().gives_nothing_back = false;
     assert_eq!(house.relieve(12 * PAGE_BYTES), 12 * PAGE_BYTES, "no turn takes longer, however much is free");
     assert_eq!(n_given_up(&mut house), [12, 0], "so much was free anyway");
     while n_given_up(&mut house) == [12, 0] {
