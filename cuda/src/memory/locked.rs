@@ -298,6 +298,8 @@ impl<L: PageLock> Locked<L> {
             state.book.note_went(slab);
             n_freed += layout.slab_bytes(slab) as u64;
         }
+        // The thread that locks ahead may wait for nothing else: from now on it looks at the clock.
+        self.memory.changed.notify_all();
         n_freed
     }
 }

@@ -131,8 +131,10 @@ fn slabs_are_locked_ahead_again_when_memory_was_not_short_for_some_time() {
     let ledger = Ledger::new(usize::MAX);
     let rest = Duration::from_millis(200);
     let mut locked = Locked::without_thread(ledger.clone(), 80, PAGE_BYTES, rest).expect("addresses").begin();
-    until("some are locked ahead", || ledger.n() == N_AHEAD);
+    until("some are locked ahead", || locked.memory.state().book.locked().count() == N_AHEAD);
     assert!(!locked.take_waited());
+    // Long enough for the thread to wait for something to change.
+    std::thread::sleep(rest);
     let begun = Instant::now();
     assert_eq!(locked.release(0..80, u64::MAX), (N_AHEAD * SLAB_BYTES) as u64);
     until("they are locked again, though nothing moves", || ledger.n() == N_AHEAD);

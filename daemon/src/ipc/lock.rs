@@ -62,7 +62,8 @@ impl Lock {
             Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&file) }),
             Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
         }
-        write(&file, REPLACED).map_err(LockError::Io)?;
+        // It comes, and does not go: its words begin as no other's.
+        write(&file, "in the place of another program").map_err(LockError::Io)?;
         Ok(Self { file })
     }
 

@@ -175,6 +175,12 @@ impl<S: Service> Door<S> {
         if self.hand_over.has_begun() {
             return Left::Kept(Box::new(listener));
         }
+        // Connections wait at a lent socket for the next daemon, whatever ends this one.
+        if listener.is_lent()
+            && let Ok(note) = listener.start_note()
+        {
+            let _ = note.say_ending();
+        }
         Left::Closed(listener.close())
     }
 

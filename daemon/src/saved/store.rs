@@ -212,8 +212,19 @@ impl Store {
         let own = of(&self.folder(actor));
         let n_over = sum(&own).saturating_sub(self.kept_limit_of(actor));
         give_up(own.into_iter().filter(|found| found.path != newest).collect(), n_over);
-        let mut users: Vec<Vec<Found>> = self.users().iter().map(|folder| of(folder)).collect();
-        let mut n_over = users.iter().map(|found| sum(found)).sum::<u64>().saturating_sub(self.limits.of_all);
+        let of_users = || -> Vec<Vec<Found>> { self.users().iter().map(|folder| of(folder)).collect() };
+        let over = |users: &[Vec<Found>]| {
+            users.iter().map(|found| sum(found)).sum::<u64>().saturating_sub(self.limits.of_all)
+        };
+        let mut users = of_users();
+        // Where all have too much, who may be of a class that has less comes first, and no other user for it.
+        let own = of(&self.folder(actor));
+        let n_unsure = sum(&own).saturating_sub(self.limit_of(actor)).min(over(&users));
+        if n_unsure > 0 {
+            give_up(own.into_iter().filter(|found| found.path != newest).collect(), n_unsure);
+            users = of_users();
+        }
+        let mut n_over = over(&users);
         users.iter_mut().for_each(|found| found.sort_by_key(|found| std::cmp::Reverse(found.used)));
         while n_over > 0 {
             // Of the user with most: nobody sends away what others have with files of its own.

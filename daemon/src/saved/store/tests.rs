@@ -88,41 +88,65 @@ fn a_user_of_a_class_has_what_that_says_and_another_what_each_has() {
     assert_eq!(n_kept(7, 10), 7, "all but what another has");
 }
 
-/// How many files of a user stay of eight, where the daemon has room for five, each user for one, and people of the village's lab for
-/// three; and whether the daemon is at its end meanwhile.
-async fn n_kept_in_village(uid: u32, is_at_end: bool) -> u64 {
+/// A store that has room for five files, for one of each user, and for three of people of the village's lab; its accounts, its folder,
+/// and the bytes of a file.
+fn store_of_village() -> (Store, Arc<Accounts>, tempfile::TempDir, u64) {
     let n_bytes = {
         let (store, _dir) = store(MIB, MIB);
-        store.put(&kind(), &name(uid, "a"), &context(100)).expect("kept")
+        store.put(&kind(), &name(1, "a"), &context(100)).expect("kept")
     };
     let of_class = format!("[lab]\ngroups = ['lab']\n[lab.limits]\nsaved_disk_bytes = {}", 3 * n_bytes);
     let settings = toml::from_str(&of_class).expect("valid");
     let classes = Classes::in_directory(&settings, Arc::new(Village)).expect("the lab is known");
     let budgets = Budgets::default();
     let accounts = Accounts::with_classes(&budgets, budgets.host_bytes(1 << 30, u64::MAX), classes);
-    let (store, _dir) = store(n_bytes, 5 * n_bytes);
+    let (store, dir) = store(n_bytes, 5 * n_bytes);
     store.set_accounts(&accounts);
+    (store, accounts, dir, n_bytes)
+}
+
+/// Has a user save so many files, in a session.
+async fn saves(store: &Store, accounts: &Arc<Accounts>, uid: u32, n_files: u64) {
     let class = accounts.class_of(Actor { uid, gid: 1 }).await;
-    accounts.begin_session(ActorId(uid), SessionId(1), class);
-    if is_at_end {
-        drop(accounts);
-    }
-    for idx in 0..8 {
+    accounts.begin_session(ActorId(uid), SessionId(uid.into()), class);
+    for idx in 0..n_files {
         store.put(&kind(), &name(uid, &idx.to_string()), &context(100)).expect("kept");
     }
+}
+
+/// How many files of a user stay of eight.
+async fn n_kept_in_village(uid: u32) -> u64 {
+    let (store, accounts, _dir, n_bytes) = store_of_village();
+    saves(&store, &accounts, uid, 8).await;
     store.n_bytes(Some(ActorId(uid))) / n_bytes
 }
 
 #[tokio::test]
 async fn nothing_is_removed_by_the_limit_of_a_class_that_its_user_may_not_be_in() {
-    assert_eq!([n_kept_in_village(1, false).await, n_kept_in_village(2, false).await], [3, 1]);
+    assert_eq!([n_kept_in_village(1).await, n_kept_in_village(2).await], [3, 1]);
     // The directory does not say what this one is in: it has what holds for all users together.
-    assert_eq!(n_kept_in_village(3, false).await, 5);
+    assert_eq!(n_kept_in_village(3).await, 5);
+}
+
+#[tokio::test]
+async fn who_is_of_no_known_class_has_nothing_of_another_user_removed() {
+    let (store, accounts, _dir, n_bytes) = store_of_village();
+    saves(&store, &accounts, 1, 3).await;
+    saves(&store, &accounts, 3, 8).await;
+    let n_kept = |uid| store.n_bytes(Some(ActorId(uid))) / n_bytes;
+    assert_eq!([n_kept(1), n_kept(3)], [3, 2]);
 }
 
 #[tokio::test]
 async fn what_is_kept_last_is_bounded_by_its_users_class_as_well() {
-    assert_eq!(n_kept_in_village(1, true).await, 3);
+    let (store, accounts, _dir, n_bytes) = store_of_village();
+    saves(&store, &accounts, 1, 4).await;
+    // The daemon is at its end.
+    drop(accounts);
+    for idx in 4..8 {
+        store.put(&kind(), &name(1, &idx.to_string()), &context(100)).expect("kept");
+    }
+    assert_eq!(store.n_bytes(Some(ActorId(1))) / n_bytes, 3);
 }
 
 #[test]
