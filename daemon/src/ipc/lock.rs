@@ -85,7 +85,7 @@ impl Lock {
     }
 }
 
-/// A line is no longer, so that those who read all of it.
+/// The longest line, of characters of four bytes at most: who reads the first kilobyte of the file reads all of it.
 const N_CHARS_MAX: usize = 128;
 
 /// How far the start of a daemon is, said in its lock's file.

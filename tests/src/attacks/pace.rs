@@ -14,11 +14,11 @@ use super::{Attack, table};
 
 /// The least that a neighbour keeps of its pace, of 1.
 pub const PACE_MIN: f64 = 0.45;
-/// The longest that it is silent, and that `info` and `stop` take. What a guest of the neighbour's takes to encode a short text may take
-/// longer: it is several turns of a guest and of the work beside it, and not an answer of the daemon's own.
+/// The longest that it is silent, and that `info` and `stop` take. A short text that a guest of the neighbour's
+/// encodes may take longer.
 pub const MS_MAX: f64 = 60.0;
-/// The longest that it takes to encode a short text.
-pub const ENCODE_MS_MAX: f64 = 500.0;
+/// The longest that it takes to encode a short text: four turns one after the other, of the guest and of the work beside it.
+pub const ENCODE_MS_MAX: f64 = 4.0 * MS_MAX;
 
 /// The beginning of an attack, of which a silence is shown beside that of all of it: connections are made and components compiled
 /// then.

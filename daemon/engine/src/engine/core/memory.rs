@@ -100,9 +100,9 @@ impl Core {
         }
     }
 
-    /// Gives so many bytes of host pages back to the system at most, a piece more or less: of all models what is free anyway, and where
-    /// that is not so much, of the rest of it pages in which KV is, which is given up, but not where the system does not take memory back. A turn takes no longer than that, however much is
-    /// free. Says how many bytes went back.
+    /// Gives so many bytes of host pages back to the system at most, a piece more or less: of all models what is free anyway, then pages
+    /// whose KV is given up for it. No KV is given up where the system does not take memory back. However much is free, a turn takes
+    /// no longer than so many bytes do. Says how many went back.
     ///
     /// Where pages move behind a step, it is put off until that was taken in: the engine's thread would wait for the step.
     pub(super) fn relieve(&mut self, n_bytes: u64, tag: Tag) {
