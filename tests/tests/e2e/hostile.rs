@@ -16,7 +16,7 @@ use trellis_tests::guests;
 use crate::exe;
 
 /// So much that no honest guest comes near it on a slow machine.
-const CPU_MS: u64 = 10_000;
+const CPU_MS: u64 = 5_000;
 const MEMORY_BYTES: usize = 24 << 20;
 const N_CONTEXTS: u64 = 8;
 const N_HANDLES: usize = 100;
