@@ -54,6 +54,9 @@ async def tried(
                         n_delivered += 1
                         yield left
             return
+        except DiffersError as error:
+            error.context, error.n_delivered = terms.context, n_delivered
+            raise
         except Exception as error:
             loss = loss_of(error)
             if loss is None:
