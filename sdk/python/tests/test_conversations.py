@@ -1,4 +1,4 @@
-"""Chats as a cluster's replicas have them, against one daemon; and where the router sends them. Ray takes no part."""
+"""Chats as a cluster's replicas have them, against one daemon; Ray takes no part."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from conftest import Daemon
 
 from trellis import AsyncClient, GuestFailedError
-from trellis.ray import Answered, Chat, Run, Said
+from trellis.ray import Answered, Chat, Said
 from trellis.ray._chat import answer
-from trellis.ray._holders import AVOIDING_HEADER, Holders, avoided_by, context_of, without
 from trellis.ray._openai import BadRequestError, chat_of, finish_reason, usage_of
 
 QUESTION = {"role": "user", "content": "What is 37 + 48?"}
@@ -50,27 +49,6 @@ def test_without_a_name_nothing_is_kept(shared: Daemon) -> None:
 def test_what_the_guest_cannot_answer_is_its_error(shared: Daemon) -> None:
     with pytest.raises(GuestFailedError, match="conversation"):
         answered(shared, Chat([QUESTION], temperature=-1.0))
-
-
-def test_a_name_stays_with_its_node_until_others_crowd_it_out() -> None:
-    holders = Holders(n_names_max=2)
-    holders.hold("Ada", "a")
-    holders.hold("Bob", "b")
-    assert holders.node_of("Ada") == "a"
-    holders.hold("Cid", "a")
-    assert [holders.node_of(name) for name in ("Ada", "Bob", "Cid")] == ["a", None, "a"]
-
-
-def test_a_call_says_what_it_is_about_and_where_it_is_not_to_go() -> None:
-    chat = Chat([QUESTION], context="Ada", avoiding=("a",))
-    assert context_of([chat], "another") == "Ada"
-    assert context_of([Run("hostile", ("say",))], "Ada") == "Ada"
-    assert context_of([], "") is None
-    raw = SimpleNamespace(headers={AVOIDING_HEADER: "b,c"})
-    assert avoided_by([chat, raw]) == {"a", "b", "c"}
-    nodes = [SimpleNamespace(node_id=node) for node in "ab"]
-    assert without(nodes, frozenset("a")) == nodes[1:]
-    assert without(nodes, frozenset("ab")) == nodes
 
 
 def request(**fields: Any) -> Any:

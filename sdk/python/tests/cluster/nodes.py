@@ -38,7 +38,14 @@ class Nodes:
             RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="120",
             RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S="120",
         )
-        self._local = Local(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+        # A node that is killed is seen to be within seconds, and not within half a minute.
+        system = {
+            "health_check_period_ms": 1000,
+            "health_check_timeout_ms": 5000,
+            "health_check_failure_threshold": 3,
+        }
+        head = {"num_cpus": 4, "include_dashboard": False, "_system_config": system}
+        self._local = Local(initialize_head=True, head_node_args=head)
         for _ in range(n_nodes):
             daemon = Daemon(GUESTS)
             node = self._local.add_node(

@@ -26,7 +26,9 @@ def deployment_options(
         "max_ongoing_requests": N_CALLS_MAX,
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 10.0,
-        "request_router_config": RequestRouterConfig(request_router_class="trellis.ray.TrellisRouter"),
+        "request_router_config": RequestRouterConfig(
+            request_router_class="trellis.ray.TrellisRouter", request_routing_stats_period_s=1.0
+        ),
         **chosen,
         "max_replicas_per_node": 1,
     }

@@ -2,76 +2,50 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Optional
 
-import ray
-from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import (
-    PrefixCacheAffinityRouter,
-)
-from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ._holders import Holders, avoided_by, context_of, without
+from ._placement import Call, Placement, call_of
 
 
-class TrellisRouter(PrefixCacheAffinityRouter):
-    """Routes by named context, and else as Ray's `PrefixCacheAffinityRouter` does.
+class TrellisRouter(RequestRouter):
+    """Routes by named context, and else by the beginning of the text, and else to the least loaded node.
 
-    A call about a named context goes to the node that the last one about it went to, for as long as that has a replica, and waits
-    for room there. Any other goes to the node that knows the longest beginning of its text; where none knows a tenth of it, to the
-    one that was sent the least text; and where one node has over ``imbalanced_threshold`` calls more than another, to the less
-    loaded of two.
+    A call about a named context goes to the node that has it, and waits for room there. This router knows that of the calls that it
+    has sent, and of others by what replicas tell Ray (`record_routing_stats`), once a second. Any other call goes to the node that
+    knows most of its beginning, in blocks of 64 characters, unless that has over ``n_calls_uneven`` more calls under way than
+    another; or else to the node with the fewest.
 
-    It is imported from where it is defined in Ray: its public name comes with ``ray.serve.llm``, which needs more than
-    ``ray[serve]``.
+    Ray's own `PrefixCacheAffinityRouter` is not built on: its prefixes are in an actor on any one of the nodes, and when that is lost
+    no call is routed any more; and calls that come at once all go to one node, as it counts them only once they are under way.
     """
 
-    def initialize_state(self, imbalanced_threshold: float = 8, **state: Any) -> None:
-        """As Ray's, with a bound on how uneven the load may become for the sake of prefixes."""
-        super().initialize_state(imbalanced_threshold=imbalanced_threshold, **state)
-        self._holders = Holders()
+    def initialize_state(self, n_calls_uneven: int = 8) -> None:
+        """What ``request_router_kwargs`` may have: how uneven the load may become for the sake of prefixes."""
+        self._placement = Placement(n_calls_uneven)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: Optional[PendingRequest] = None
     ) -> list[list[RunningReplica]]:
-        """The replicas that may take the call."""
-        if pending_request is None:
-            ranks: list[list[RunningReplica]] = await super().choose_replicas(candidate_replicas, None)
-            return ranks
-        arguments = (*pending_request.args, *pending_request.kwargs.values())
-        allowed = without(candidate_replicas, avoided_by(arguments))
-        context = context_of(arguments, pending_request.metadata.session_id)
-        if context is not None:
-            holding = await self._holding(context, allowed)
-            if holding:
-                return [holding]
-        ranks = await super().choose_replicas(candidate_replicas, pending_request)
-        among = {replica.replica_id for replica in allowed}
-        chosen = [[replica for replica in rank if replica.replica_id in among] for rank in ranks]
-        return [rank for rank in chosen if rank] or [allowed]
-
-    async def _holding(self, context: str, among: list[RunningReplica]) -> list[RunningReplica]:
-        """The replica of the node that the context was sent to, by this router or by another one."""
-        node = self._holders.node_of(context)
-        if node is not None:
-            return [replica for replica in among if replica.node_id == node]
-        ids = {replica.replica_id.to_full_id_str(): replica for replica in among}
-        key = _key(context)
-        found, owners = await self._tree_actor.prefix_match.remote(key, list(ids))
-        return [ids[owner] for owner in owners or () if owner in ids] if found == key else []
+        """The replicas that may take the call, the best first."""
+        if pending_request is None or not candidate_replicas:
+            return [candidate_replicas]
+        by_node = {replica.node_id: replica for replica in candidate_replicas}
+        queues = self.replica_queue_len_cache
+        loads = {node: queues.get(replica.replica_id) or 0 for node, replica in by_node.items()}
+        held = {node: replica.routing_stats.get("contexts", ()) for node, replica in by_node.items()}
+        nodes = self._placement.choose(_call(pending_request), loads, held)
+        return [[by_node[node]] for node in nodes]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Remembers where a call went, for this router and, in the actor that Ray has for prefixes, for all others."""
-        super().on_request_routed(pending_request, replica_id, result)
-        arguments = (*pending_request.args, *pending_request.kwargs.values())
-        context = context_of(arguments, pending_request.metadata.session_id)
+        """Remembers where a call went."""
         replica = self.curr_replicas.get(replica_id)
-        if context is None or replica is None or self._holders.node_of(context) == replica.node_id:
-            return
-        self._holders.hold(context, replica.node_id)
-        ray.get(self._tree_actor.insert.remote(_key(context), replica_id.to_full_id_str(), time.time()))
+        if replica is not None:
+            self._placement.sent(_call(pending_request), replica.node_id)
 
 
-def _key(context: str) -> str:
-    """A name among the texts of the prefix tree; begins with what no text for a model begins with."""
-    return f"\0{context}\0"
+def _call(pending_request: PendingRequest) -> Call:
+    metadata = pending_request.metadata
+    arguments = (*pending_request.args, *pending_request.kwargs.values())
+    return call_of(metadata.internal_request_id, arguments, metadata.session_id)

@@ -21,6 +21,9 @@ from ._lost import NodeLostError, is_loss
 from ._options import deployment_options
 from ._work import Chat, Run, Said
 
+#: How many names of saved contexts a replica tells the routers of: the newest.
+N_CONTEXTS_MAX = 4_096
+
 #: Seconds within which a daemon that is well says so.
 HEALTH_S = 5.0
 
@@ -55,6 +58,8 @@ class TrellisServer(LlmMethods):
         self._node: str = ray.get_runtime_context().get_node_id()
         self._client: Optional[AsyncClient] = None
         self._connecting = asyncio.Lock()
+        # In the order in which they were asked for last.
+        self._contexts: dict[str, None] = {}
 
     @classmethod
     def get_deployment_options(cls, llm_config: Any) -> dict[str, Any]:
@@ -74,6 +79,10 @@ class TrellisServer(LlmMethods):
             raise NodeLostError(
                 f"the daemon of node {self._node} has failed: {info.failure}", node=self._node
             )
+
+    def record_routing_stats(self) -> dict[str, list[str]]:
+        """The contexts that this node has, for routers that have not sent them here themselves. Ray asks once a second."""
+        return {"contexts": list(self._contexts)}
 
     async def run(self, work: Run) -> Output:
         """Runs a guest to its end, and collects what it sends."""
@@ -106,16 +115,25 @@ class TrellisServer(LlmMethods):
 
     async def _answer(self, chat: Chat) -> AsyncGenerator[Said, None]:
         chat.model = chat.model or self._model
+        self._holds(chat.context)
         with self._losses():
             async with aclosing(answer(await self._connected(), chat, self._node)) as pieces:
                 async for piece in pieces:
                     yield piece
 
     def _started(self, client: AsyncClient, work: Run) -> AsyncGuest:
+        self._holds(work.context)
         options = work.options.copy()
         if self._model is not None:
             options.setdefault("model", self._model)
         return client.start(work.program, *work.arguments, **options)
+
+    def _holds(self, context: Optional[str]) -> None:
+        if context is not None:
+            self._contexts.pop(context, None)
+            self._contexts[context] = None
+            if len(self._contexts) > N_CONTEXTS_MAX:
+                del self._contexts[next(iter(self._contexts))]
 
     async def _connected(self) -> AsyncClient:
         async with self._connecting:

@@ -27,8 +27,8 @@ from starlette.requests import Request  # noqa: E402
 
 from ._again import Resuming, SaidBefore, Terms, tried  # noqa: E402
 from ._cluster import N_TRIES, drawn_seed, loss_of  # noqa: E402
-from ._holders import AVOIDING_HEADER  # noqa: E402
 from ._lost import NodeLostError  # noqa: E402
+from ._placement import AVOIDING_HEADER  # noqa: E402
 from ._server import TrellisServer  # noqa: E402
 from ._work import Answered, Said  # noqa: E402
 
