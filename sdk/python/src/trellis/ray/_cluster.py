@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
 from .._errors import TrellisError
 from .._events import Event
@@ -22,6 +22,9 @@ from ._work import Chat, Run, Said
 
 #: How often work is tried, on nodes that are lost one after the other.
 N_TRIES = 6
+
+#: How Ray says that a replica is gone, or what it had answered.
+_LOSSES = (RayActorError, ObjectLostError, NodeDiedError, WorkerCrashedError)
 
 
 def deployment(
@@ -94,17 +97,13 @@ class Cluster:
 
 def loss_of(error: Exception) -> Optional[NodeLostError]:
     """What was lost, where an error of Ray says that; what the replica itself raised is raised here where it is something else."""
-    if isinstance(error, NodeLostError) and not isinstance(error, RayTaskError):
-        return error
-    if isinstance(error, RayActorError):
-        return NodeLostError(f"a replica is lost: {str(error).strip().splitlines()[0]}")
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    if isinstance(cause, NodeLostError):
-        return cause
-    if isinstance(cause, RayActorError):
-        return NodeLostError(f"a replica is lost: {str(cause).strip().splitlines()[0]}")
-    if isinstance(cause, TrellisError):
-        raise cause from None
+    told: Any = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(told, NodeLostError):
+        return told
+    if isinstance(told, _LOSSES):
+        return NodeLostError(f"a replica is lost: {str(told).strip().splitlines()[0]}")
+    if isinstance(told, TrellisError):
+        raise told from None
     return None
 
 
