@@ -29,10 +29,14 @@ from ._again import Resuming, SaidBefore, Terms, tried  # noqa: E402
 from ._cluster import N_TRIES, drawn_seed, loss_of  # noqa: E402
 from ._lost import NodeLostError  # noqa: E402
 from ._placement import AVOIDING_HEADER  # noqa: E402
-from ._server import TrellisServer  # noqa: E402
+from ._server import TrellisServer as _TrellisServer  # noqa: E402
 from ._work import Answered, Said  # noqa: E402
 
 __all__ = ["LLMConfig", "TrellisIngress", "TrellisServer", "build_openai_app"]
+
+
+class TrellisServer(_TrellisServer):
+    """`trellis.ray.TrellisServer`, by whose place a replica of ``ray.serve.llm`` comes to have the forms before its configuration."""
 
 
 class TrellisIngress(OpenAiIngress):
