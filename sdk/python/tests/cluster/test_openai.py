@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +20,8 @@ pytest.importorskip("pyarrow", reason="tests/ray.sh installs it")
 pytest.importorskip("openai", reason="tests/ray.sh installs it")
 
 import openai
-from nodes import RESOURCE, cluster
+from conftest import GUESTS, ROOT
+from nodes import RESOURCE, Nodes, cluster
 from ray import serve
 
 from trellis.ray import NodeLostError
@@ -24,17 +31,22 @@ QUESTION: Any = {"role": "user", "content": "What is 37 + 48?"}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with cluster() as nodes:
-        config = LLMConfig(
-            model_loading_config={"model_id": "tiny"},
-            engine_kwargs={"timeout": 60.0},
-            deployment_config={"ray_actor_options": {"resources": RESOURCE}},
-            server_cls=TrellisServer,
-        )
-        serve.run(build_openai_app({"llm_configs": [config]}), name="openai", route_prefix="/")
-        address = f"http://127.0.0.1:{nodes.port}/v1"
-        yield openai.OpenAI(base_url=address, api_key="none", timeout=120, max_retries=0)
+def nodes() -> Iterator[Nodes]:
+    with cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(nodes: Nodes) -> openai.OpenAI:
+    config = LLMConfig(
+        model_loading_config={"model_id": "tiny"},
+        engine_kwargs={"timeout": 60.0},
+        deployment_config={"ray_actor_options": {"resources": RESOURCE}},
+        server_cls=TrellisServer,
+    )
+    serve.run(build_openai_app({"llm_configs": [config]}), name="openai", route_prefix="/")
+    address = f"http://127.0.0.1:{nodes.port}/v1"
+    return openai.OpenAI(base_url=address, api_key="none", timeout=120, max_retries=0)
 
 
 def test_no_other_engine_is_there() -> None:
@@ -122,3 +134,45 @@ def test_a_stream_that_is_gone_on_with_keeps_its_id_and_its_one_beginning() -> N
     before.begin()
     with pytest.raises(NodeLostError):
         before.pass_on(chunk("c", {"content": "9"}))
+
+
+def test_streams_go_on_when_the_daemon_of_their_node_is_killed(nodes: Nodes, client: openai.OpenAI) -> None:
+    def told(number: int) -> str:
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": f"{number}: tell me all that you know"}],
+            temperature=1,
+            seed=number,
+            max_tokens=60,
+            stream=True,
+        )
+        return "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+
+    whole = [told(number) for number in range(4)]
+    with ThreadPoolExecutor(24) as pool:
+        streams = [pool.submit(told, number % 4) for number in range(24)]
+        # Some are under way on each node.
+        wait(streams, timeout=30, return_when=FIRST_COMPLETED)
+        n_left = sum(not stream.done() for stream in streams)
+        next(iter(nodes.daemons.values())).kill()
+        texts = [stream.result() for stream in streams]
+    print(f"{n_left} streams were under way when a daemon was killed")
+    assert texts == [whole[number % 4] for number in range(24)]
+    # Its replica is alive and is not ready; a call that meets it goes on to the other.
+    assert [told(number) for number in range(4)] == whole
+
+
+def test_the_readmes_example_runs_as_it_stands(nodes: Nodes, client: openai.OpenAI, tmp_path: Path) -> None:
+    serve.delete("openai")
+    for daemon in nodes.daemons.values():
+        daemon.kill()
+        daemon.start()
+    shutil.copy(GUESTS / "best_of_n.wasm", tmp_path / "best-of-n.wasm")
+    readme = (ROOT / "sdk/python/README.md").read_text()
+    example = re.findall(r"^```py\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[0]
+    ran = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=180
+    )
+    assert ran.returncode == 0, ran.stderr
+    # The chat's answer and the guest's, and the node.
+    assert ran.stdout.count("85") >= 2 and any(node in ran.stdout for node in nodes.daemons), ran.stdout
