@@ -54,7 +54,11 @@ class Nodes:
             self.daemons[node.node_id] = daemon
             self._nodes[node.node_id] = node
         ray.init(address=self._local.address, log_to_driver=False, logging_level="ERROR")
-        serve.start(http_options={"location": "HeadOnly", "port": self.port})
+        try:
+            serve.start(http_options={"location": "HeadOnly", "port": self.port})
+        except TimeoutError:
+            # Ray has given its proxy a minute, on a busy machine; it goes on with it.
+            serve.start()
 
     def kill(self, node_id: str) -> None:
         """Ends a node and its daemon, without a word."""

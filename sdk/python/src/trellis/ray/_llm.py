@@ -24,7 +24,8 @@ class LlmMethods:
 
     _llm_config: Any = None
 
-    def _answer(self, chat: Chat) -> AsyncGenerator[Said, None]:
+    def say(self, chat: Chat) -> AsyncGenerator[Said, None]:
+        """The answer to a chat, piece by piece."""
         raise NotImplementedError
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
@@ -38,7 +39,7 @@ class LlmMethods:
         answer = _Answer(request.model)
         texts: list[str] = []
         try:
-            async with aclosing(self._answer(chat)) as pieces:
+            async with aclosing(self.say(chat)) as pieces:
                 async for piece in pieces:
                     if not request.stream:
                         texts.append(piece.text)

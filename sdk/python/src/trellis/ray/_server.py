@@ -109,11 +109,6 @@ class TrellisServer(LlmMethods):
 
     async def say(self, chat: Chat) -> AsyncGenerator[Said, None]:
         """The answer to a chat, piece by piece."""
-        async with aclosing(self._answer(chat)) as pieces:
-            async for piece in pieces:
-                yield piece
-
-    async def _answer(self, chat: Chat) -> AsyncGenerator[Said, None]:
         chat.model = chat.model or self._model
         self._holds(chat.context)
         with self._losses():
