@@ -352,7 +352,8 @@ impl CliError {
             }
             Self::NotRoot => "run it again with `sudo`",
             Self::NotACrate { .. } | Self::NotAComponent { source: GuestError::NotWasm { .. }, .. } => {
-                "give a folder with a Cargo.toml, a .wasm component, or an example's name"
+                "give a folder with a Cargo.toml, a .wasm component, or an example's name; a guest in Python or JavaScript is built \
+                 as the README.md in its folder says"
             }
             Self::UnknownGuest { .. } => "give one of these names, a .wasm component, or a guest's folder",
             Self::NoCargo => "install Rust from https://rustup.rs, or run a component that is built already",

@@ -1,5 +1,6 @@
-//! `trellis new`: a guest's crate to begin with.
+//! `trellis new`: a guest to begin with.
 
+mod lang;
 mod sdk;
 
 use std::fs;
@@ -10,22 +11,27 @@ use serde::Serialize;
 
 use super::error::CliError;
 use super::output::{self, Format};
+use lang::Lang;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis new my-guest                      a crate in the folder my-guest
   trellis new my-sampler --template sampler one with a logit program
+  trellis new my-guest --lang python        one in Python, with what builds it
   trellis test my-guest                     then: its tests, with the model `tiny`
   trellis run my-guest \"What is 37 + 48?\"   and the guest itself";
 
-/// Write the crate of a new guest, with a test
+/// Write a new guest: a crate with a test, or a folder in another language
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct NewArgs {
     /// The folder to make, whose last part is the crate's name
     #[arg(value_name = "NAME")]
     folder: PathBuf,
-    /// What the guest does to begin with
+    /// The language
+    #[arg(long, value_enum, default_value_t = Lang::Rust)]
+    lang: Lang,
+    /// What a guest in Rust does to begin with; the others draw by a sampler of their own
     #[arg(long, value_enum, default_value_t = Template::Generate)]
     template: Template,
 }
@@ -96,31 +102,35 @@ struct Written {
 pub(crate) fn new(args: &NewArgs, format: Format) -> Result<(), CliError> {
     let folder = &args.folder;
     let name = crate_name(folder).map_err(|reason| CliError::NoCrateName { path: folder.clone(), reason })?;
-    let sdk = sdk::guest_crate()?;
-    let sdk = toml::Value::String(sdk.display().to_string()).to_string();
-    let manifest = MANIFEST.replace("{sdk}", &sdk).replace("{name}", &name);
-    let files = [
-        ("Cargo.toml", manifest),
-        ("rust-toolchain.toml", TOOLCHAIN.to_owned()),
-        (".gitignore", "/target\n".to_owned()),
-        ("src/lib.rs", args.template.source().replace("{guest}", &name)),
-    ];
+    let files = match args.lang {
+        Lang::Rust => crate_files(args.template, &name)?,
+        lang => lang::files(lang, &name),
+    };
     // Whatever is there is somebody's.
     fs::create_dir(folder).map_err(CliError::io(format!("make {}", folder.display())))?;
     for (path, text) in files {
         if let Err(error) = write(&folder.join(path), &text) {
-            // Half a crate would be in the way of the next try.
+            // Half a guest would be in the way of the next try.
             let _ = fs::remove_dir_all(folder);
             return Err(error);
         }
     }
     output::print(format, &Written { folder: folder.clone(), name }, |written| {
-        let folder = output::escaped_line(&written.folder.display().to_string()).into_owned();
-        format!(
-            "{folder} is a guest: src/lib.rs says what it does\n\
-             next: trellis test {folder}\n      trellis run {folder} \"What is 37 + 48?\""
-        )
+        lang::next(args.lang, &output::escaped_line(&written.folder.display().to_string()))
     })
+}
+
+/// The files of a crate, by their paths in its folder.
+fn crate_files(template: Template, name: &str) -> Result<Vec<(String, String)>, CliError> {
+    let sdk = sdk::guest_crate()?;
+    let sdk = toml::Value::String(sdk.display().to_string()).to_string();
+    let files = [
+        ("Cargo.toml", MANIFEST.replace("{sdk}", &sdk).replace("{name}", name)),
+        ("rust-toolchain.toml", TOOLCHAIN.to_owned()),
+        (".gitignore", "/target\n".to_owned()),
+        ("src/lib.rs", template.source().replace("{guest}", name)),
+    ];
+    Ok(files.map(|(path, text)| (path.to_owned(), text)).into())
 }
 
 /// The name of a crate in this folder.
@@ -167,7 +177,11 @@ mod tests {
     #[test]
     fn what_is_there_is_left_alone() {
         let folder = tempfile::tempdir().expect("a folder");
-        let args = |name: &str| NewArgs { folder: folder.path().join(name), template: Template::Sampler };
+        let args = |name: &str| NewArgs {
+            folder: folder.path().join(name),
+            lang: Lang::Rust,
+            template: Template::Sampler,
+        };
         for name in ["mine", "NAME-of-SDK"] {
             new(&args(name), Format::Json).expect("it is written");
             let manifest = folder.path().join(name).join("Cargo.toml");
@@ -183,5 +197,25 @@ mod tests {
         assert!(source.contains("\"mine [--width N] QUESTION\""), "{source}");
         let again = new(&args("mine"), Format::Json);
         assert!(matches!(again, Err(CliError::Io { .. })), "{again:?}");
+    }
+
+    #[test]
+    fn other_languages_bring_what_builds_them_and_name_the_component() {
+        let root = tempfile::tempdir().expect("a folder");
+        for (lang, recipe, sources) in [
+            (Lang::Python, "README.md", ["app.py", "trellis_guest.py"]),
+            (Lang::Javascript, "build.js", ["app.js", "trellis-guest.js"]),
+        ] {
+            let folder = root.path().join(format!("{lang:?}"));
+            let args = NewArgs { folder: folder.clone(), lang, template: Template::Generate };
+            new(&args, Format::Json).expect("it is written");
+            for file in sources.iter().copied().chain(["wit/world.wit", "wit/session.wit", ".gitignore"]) {
+                assert!(folder.join(file).is_file(), "{lang:?}: {file}");
+            }
+            assert!(!folder.join("Cargo.toml").exists() && !folder.join("wit/0.1").exists());
+            let recipe = fs::read_to_string(folder.join(recipe)).expect("written");
+            assert!(recipe.contains(&format!("{lang:?}.wasm")), "{recipe}");
+            assert!(!recipe.contains("min-p.wasm"), "{recipe}");
+        }
     }
 }

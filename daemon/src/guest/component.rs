@@ -378,6 +378,7 @@ mod tests {
         check_import("trellis:host/contexts@0.1.7").expect("compatible");
         check_import("trellis:host/contexts@0.2.0").expect("ours");
         check_import("wasi:io/poll@0.2.6").expect("WASI");
+        check_import("wasi:sockets/tcp@0.2.9").expect("by name");
         let error = check_import("trellis:host/contexts@0.3.0").expect_err("another version");
         assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
         check_import("trellis:host/programs@0.2.0").expect("ours");
@@ -388,7 +389,7 @@ mod tests {
         for import in [
             "trellis:host/policies@0.2.0",
             "trellis:host/files@0.1.0",
-            "wasi:sockets/tcp@0.2.0",
+            "wasi:http/outgoing-handler@0.2.0",
             "run",
             "trellis:hosts@0.1.0",
         ] {

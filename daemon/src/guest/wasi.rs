@@ -1,7 +1,8 @@
 //! The part of WASI that the standard library needs: nothing in it reaches outside the guest.
 //!
-//! No environment, no folders, no sockets, and arguments for a `main` alone. Standard output and error become log lines, clocks
-//! are coarse, randomness comes from the guest's seed.
+//! No environment, no folders, no network, and arguments for a `main` alone. Standard output and error become log lines, clocks
+//! are coarse, randomness comes from the guest's seed. Sockets are there by name, as the runtimes of languages such as Python import
+//! them whether their programs do or not: none can be made, and no name is looked up.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,9 +16,10 @@ use tokio::io::AsyncWrite;
 use wasmtime::component::Linker;
 use wasmtime_wasi::cli::{IsTerminal, StdoutStream, WasiCli, WasiCliView as _};
 use wasmtime_wasi::filesystem::{WasiFilesystem, WasiFilesystemView as _};
-use wasmtime_wasi::p2::bindings::{cli, filesystem, random};
+use wasmtime_wasi::p2::bindings::{cli, filesystem, random, sockets};
 use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
 use wasmtime_wasi::random::WasiRandom;
+use wasmtime_wasi::sockets::{WasiSockets, WasiSocketsView as _};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxView, WasiView};
 
 use super::io::LogLevel;
@@ -46,7 +48,7 @@ const RANDOM_BYTES_MAX: u64 = 64 << 10;
 const RANDOM_BLOCK_BYTES: usize = 1 << 10;
 
 /// The interfaces that `add_to_linker` links, all of version 0.2.
-pub(crate) const INTERFACES: [&str; 20] = [
+pub(crate) const INTERFACES: [&str; 27] = [
     "wasi:cli/environment",
     "wasi:cli/exit",
     "wasi:cli/stderr",
@@ -67,10 +69,16 @@ pub(crate) const INTERFACES: [&str; 20] = [
     "wasi:random/insecure",
     "wasi:random/insecure-seed",
     "wasi:random/random",
+    "wasi:sockets/instance-network",
+    "wasi:sockets/ip-name-lookup",
+    "wasi:sockets/network",
+    "wasi:sockets/tcp",
+    "wasi:sockets/tcp-create-socket",
+    "wasi:sockets/udp",
+    "wasi:sockets/udp-create-socket",
 ];
 
-/// Links what guests of the standard library import. Sockets are left out, so that a guest which wants them
-/// is refused by name.
+/// Links what guests of the standard libraries import. What would make a socket, or look up a name, is refused by [`context`].
 pub(crate) fn add_to_linker<T: WasiView + 'static>(linker: &mut Linker<T>) -> wasmtime::Result<()> {
     // Streams, polling, clocks, random and the three standard streams.
     wasmtime_wasi::p2::add_to_linker_proxy_interfaces_async(linker)?;
@@ -86,7 +94,14 @@ pub(crate) fn add_to_linker<T: WasiView + 'static>(linker: &mut Linker<T>) -> wa
     filesystem::types::add_to_linker::<T, WasiFilesystem>(linker, T::filesystem)?;
     filesystem::preopens::add_to_linker::<T, WasiFilesystem>(linker, T::filesystem)?;
     random::insecure::add_to_linker::<T, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
-    random::insecure_seed::add_to_linker::<T, WasiRandom>(linker, |state| state.ctx().ctx.random())
+    random::insecure_seed::add_to_linker::<T, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
+    sockets::instance_network::add_to_linker::<T, WasiSockets>(linker, T::sockets)?;
+    sockets::ip_name_lookup::add_to_linker::<T, WasiSockets>(linker, T::sockets)?;
+    sockets::network::add_to_linker::<T, WasiSockets>(linker, &Default::default(), T::sockets)?;
+    sockets::tcp::add_to_linker::<T, WasiSockets>(linker, T::sockets)?;
+    sockets::tcp_create_socket::add_to_linker::<T, WasiSockets>(linker, T::sockets)?;
+    sockets::udp::add_to_linker::<T, WasiSockets>(linker, T::sockets)?;
+    sockets::udp_create_socket::add_to_linker::<T, WasiSockets>(linker, T::sockets)
 }
 
 impl WasiView for GuestState {

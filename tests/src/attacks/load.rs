@@ -23,7 +23,6 @@ pub(super) const ATTACKS: &[Attack] = &[
     component("run-of-another-type", components::run_of_another_type, INVALID),
     component("exports-of-90000", components::many_exports, INVALID),
     component("import-of-90-kb", components::long_import, REFUSED_OR_FOREIGN),
-    component("imports-of-sockets", components::imports_of_sockets, FOREIGN),
     component("imports-of-files", components::imports_of_processes, FOREIGN),
     component("import-of-another-type", components::import_of_another_type, INVALID),
     component("functions-of-30000", components::many_functions, WELL_OR_REFUSED),

@@ -48,6 +48,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     component("random-bytes-crowd", components::random_bytes, BUSY).copies(30),
     component("random-of-2-40", components::random_of_2_40, TRAPPED).brief(),
     component("insecure-random-bytes", components::insecure_random_bytes, BUSY),
+    component("sockets", components::sockets, BUSY),
     component("memory-grow-zero", components::memory_grow_zero, BUSY),
     component("memory-copy", components::memory_copy, BUSY),
     component("table-grow", components::table_grow, BUSY),

@@ -202,12 +202,6 @@ fn what_is_not_a_guest() {
             &["which the host does not have"],
         ),
         (
-            import("wasi:sockets/tcp@0.2.0", ""),
-            foreign,
-            Some("wasi:sockets/tcp@0.2.0"),
-            &["which the host does not have"],
-        ),
-        (
             import("wasi:http/outgoing-handler@0.2.0", ""),
             foreign,
             Some("wasi:http/outgoing-handler@0.2.0"),

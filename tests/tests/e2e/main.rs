@@ -39,6 +39,7 @@ mod idle;
 mod isolation;
 mod journal;
 mod killed;
+mod languages;
 mod late;
 mod leaving;
 mod limits;

@@ -33,6 +33,12 @@ pub(super) fn guest_crate() -> Result<PathBuf, CliError> {
     Ok(unpacked.join("sdk/guest"))
 }
 
+/// The host's interfaces of today, each a file's name and its text.
+pub(super) fn interfaces() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let files = PARTS.iter().filter(|(place, _)| *place == "wit").flat_map(|(_, wit)| wit.files());
+    files.filter_map(|file| Some((file.path().to_str()?, file.contents_utf8()?)))
+}
+
 /// Where programs of this user keep data, by the XDG base directory specification.
 fn data_folder() -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());

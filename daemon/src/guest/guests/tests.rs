@@ -289,7 +289,7 @@ async fn a_component_that_does_not_fit_is_refused_by_name() {
     ));
     assert!(matches!(error, GuestError::WrongType { .. }));
     assert!(error.to_string().len() < 2_000, "{}", error.to_string().len());
-    let error = refused(r#"(component (import "wasi:sockets/tcp@0.2.0" (instance)))"#);
+    let error = refused(r#"(component (import "wasi:http/outgoing-handler@0.2.0" (instance)))"#);
     assert!(matches!(error, GuestError::UnknownImport { .. }), "{error}");
     let error = refused(r#"(component (import "trellis:host/session@0.3.0" (instance)))"#);
     assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");

@@ -46,6 +46,77 @@ pub(in super::super) fn table_grow() -> Vec<u8> {
     repeated("", &[], "", "(drop (table.grow $table (ref.null func) (i32.const 1000)))")
 }
 
+/// Asks for sockets of each kind, and traps if it is given one.
+pub(in super::super) fn sockets() -> Vec<u8> {
+    let labels = [
+        "unknown",
+        "access-denied",
+        "not-supported",
+        "invalid-argument",
+        "out-of-memory",
+        "timeout",
+        "concurrency-conflict",
+        "not-in-progress",
+        "would-block",
+        "invalid-state",
+        "new-socket-limit",
+        "address-not-bindable",
+        "address-in-use",
+        "remote-unreachable",
+        "connection-refused",
+        "connection-reset",
+        "connection-aborted",
+        "datagram-too-large",
+        "name-unresolvable",
+        "temporary-resolver-failure",
+        "permanent-resolver-failure",
+    ];
+    let labels = labels.map(|label| format!("\"{label}\"")).join(" ");
+    let of_kind = |kind: &str| {
+        format!(
+            r#"(import "wasi:sockets/{kind}@0.2.0" (instance ${kind}
+                (export "{kind}-socket" (type (sub resource)))))
+            (alias export ${kind} "{kind}-socket" (type ${kind}-socket))
+            (import "wasi:sockets/{kind}-create-socket@0.2.0" (instance $create-{kind}
+                (alias outer 1 $error-code (type $e))
+                (export "error-code" (type $error (eq $e)))
+                (alias outer 1 $ip-address-family (type $f))
+                (export "ip-address-family" (type $family (eq $f)))
+                (alias outer 1 ${kind}-socket (type $s))
+                (export "{kind}-socket" (type $socket (eq $s)))
+                (export "create-{kind}-socket"
+                    (func (param "address-family" $family) (result (result (own $socket) (error $error)))))))"#
+        )
+    };
+    let imports = format!(
+        r#"(import "wasi:sockets/network@0.2.0" (instance $network
+                (type $errors (enum {labels}))
+                (export "error-code" (type (eq $errors)))
+                (type $families (enum "ipv4" "ipv6"))
+                (export "ip-address-family" (type (eq $families)))))
+            (alias export $network "error-code" (type $error-code))
+            (alias export $network "ip-address-family" (type $ip-address-family))
+            {} {}"#,
+        of_kind("tcp"),
+        of_kind("udp")
+    );
+    let (tcp, udp) = (
+        with_memory!(r#"(func $create-tcp "create-tcp-socket")"#),
+        with_memory!(r#"(func $create-udp "create-udp-socket")"#),
+    );
+    let lowered =
+        [("tcp", tcp), ("udp", udp)].map(|(name, canon)| Lowered { name, canon, ty: "(param i32 i32)" });
+    // The first byte of the result is 1 where it is an error.
+    let act = |name: &str, family: u32| {
+        format!(
+            "(call ${name} (i32.const {family}) (i32.const 64))
+            (if (i32.ne (i32.load8_u (i32.const 64)) (i32.const 1)) (then (unreachable)))"
+        )
+    };
+    let acts = [act("tcp", 0), act("tcp", 1), act("udp", 0), act("udp", 1)].concat();
+    repeated(&imports, &lowered, "", &acts)
+}
+
 /// As large as it may be, and written from end to end.
 pub(in super::super) fn table_memory() -> Vec<u8> {
     repeated(

@@ -40,10 +40,6 @@ pub(in super::super) fn long_import() -> Vec<u8> {
     plain("", &format!("(import \"{}\" (instance))", "a".repeat(90_000)))
 }
 
-pub(in super::super) fn imports_of_sockets() -> Vec<u8> {
-    plain("", r#"(import "wasi:sockets/tcp@0.2.0" (instance))"#)
-}
-
 pub(in super::super) fn imports_of_processes() -> Vec<u8> {
     plain("", r#"(import "wasi:process/spawn@0.2.0" (instance))"#)
 }
