@@ -12,7 +12,7 @@ pub(crate) enum OciError {
     #[error("{word:?} names no artifact: {reason}")]
     Reference { word: String, reason: String },
     /// Something on the way, or the place itself, gave other bytes than were asked for.
-    #[error("{what} is refused, it was changed on the way\n  asked for: {expected}\n  came:      {actual}")]
+    #[error("{what} is not what was asked for\n  asked for: {expected}\n  came:      {actual}")]
     Digest { what: String, expected: Digest, actual: Digest },
     #[error("{what} is of the type {found:?}; a guest's is {expected:?}")]
     MediaType { what: &'static str, found: String, expected: &'static str },
@@ -46,6 +46,8 @@ pub(crate) enum OciError {
     Unreachable { url: String, reason: String },
     #[error("{what}: {source}")]
     NoGuest { what: String, source: GuestError },
+    #[error(transparent)]
+    Cache(GuestError),
     #[error("{} is a link, or not a file or folder as an image layout has them", path.display())]
     NotPlain { path: PathBuf },
     #[error("{} is no OCI image layout: {reason}", path.display())]
@@ -78,9 +80,7 @@ impl OciError {
             Self::Unauthorised { .. } => {
                 "`docker login REGISTRY` keeps a password where this command finds it"
             }
-            Self::Digest { .. } => {
-                "what comes from there is not what was asked for: ask who keeps it, or who stands in between"
-            }
+            Self::Digest { .. } => "it was changed where it lies or on the way: ask who keeps it there",
             Self::TooLarge { what, .. } if what == COMPONENT => {
                 "the limit is the daemon's: component_bytes under [limits] in its configuration"
             }

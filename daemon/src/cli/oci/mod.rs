@@ -37,7 +37,7 @@ use self::registry::{Purpose, Registry};
 use super::progress::{ProgressDisplay, Unit};
 use crate::config::Config;
 use crate::daemon::cache_dir;
-use crate::guest::{GuestLimits, World};
+use crate::guest::{GuestLimits, World, make_private};
 
 /// Of the cache folder, where pulled artifacts are kept.
 const CACHE: &str = "oci";
@@ -49,15 +49,14 @@ pub(crate) struct Terms {
     pub(crate) plain_http: bool,
     /// The most of a component.
     pub(crate) component_bytes: u64,
-    /// Where artifacts are kept; nowhere if none.
+    /// The cache folder, in which they are kept; nowhere if none.
     pub(crate) cache: Option<PathBuf>,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        let cache = cache_dir(&Config::default()).map(|folder| folder.join(CACHE));
         let component_bytes = GuestLimits::default().component_bytes as u64;
-        Self { plain_http: false, component_bytes, cache }
+        Self { plain_http: false, component_bytes, cache: cache_dir(&Config::default()) }
     }
 }
 
@@ -119,7 +118,7 @@ pub(crate) async fn pull(
     terms: &Terms,
     progress: &Arc<ProgressDisplay>,
 ) -> Result<Pulled, OciError> {
-    let cache = terms.cache.as_ref().map(Blobs::new);
+    let cache = terms.cache.as_ref().map(|folder| Blobs::new(folder.join(CACHE)));
     let opened = Opened::new(&reference.store, terms.plain_http, Purpose::Pull)?;
     // What is kept and is no longer what its name says is fetched anew.
     let kept_manifest = cache
@@ -155,7 +154,9 @@ pub(crate) async fn pull(
     let no_guest = |source| OciError::NoGuest { what: reference.to_string(), source };
     let world = World::of(&component).map_err(no_guest)?;
     world.check().map_err(no_guest)?;
-    let kept = cache.map(|cache| {
+    let kept = cache.zip(terms.cache.as_ref()).map(|(cache, folder)| {
+        // A daemon of this user keeps what it compiles there, and refuses a folder that others may come to.
+        make_private(folder).map_err(OciError::Cache)?;
         // The manifest last: where it is, the rest is.
         cache.write(&config.digest, &config_bytes)?;
         if !was_kept {
