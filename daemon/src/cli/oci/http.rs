@@ -11,7 +11,7 @@ use super::error::OciError;
 use super::reference::is_loopback;
 
 const CONNECTS: Duration = Duration::from_secs(15);
-/// Without a byte.
+/// Without a byte of an answer that has begun.
 const SILENT: Duration = Duration::from_secs(30);
 /// For one answer without its content.
 const ANSWERS: Duration = Duration::from_secs(60);
@@ -45,16 +45,22 @@ impl Http {
     pub(super) fn new(host: &str, plain_http: bool) -> Result<Self, OciError> {
         // Another client of this process may have been first.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let builder = Client::builder()
-            .user_agent(concat!("trellis/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECTS)
-            .read_timeout(SILENT)
-            .redirect(redirect::Policy::none());
-        let builder = if is_loopback(host) { builder.no_proxy() } else { builder };
-        let client = builder
-            .build()
-            .map_err(|error| OciError::Unreachable { url: host.to_owned(), reason: reason(&error) })?;
-        Ok(Self { client, host: host.to_owned(), is_plain: plain_http || is_loopback(host) })
+        let is_plain = plain_http || is_loopback(host);
+        let builder = || {
+            let builder = Client::builder()
+                .user_agent(concat!("trellis/", env!("CARGO_PKG_VERSION")))
+                .connect_timeout(CONNECTS)
+                .redirect(redirect::Policy::none());
+            if is_loopback(host) { builder.no_proxy() } else { builder }
+        };
+        let built = match builder().build() {
+            // A machine without certificates can be asked by itself all the same.
+            Err(_) if is_plain => builder().tls_certs_only([]).build(),
+            built => built,
+        };
+        let client =
+            built.map_err(|error| OciError::Unreachable { url: host.to_owned(), reason: reason(&error) })?;
+        Ok(Self { client, host: host.to_owned(), is_plain })
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -114,10 +120,20 @@ impl Http {
 /// # Errors
 /// There is more of it, or it does not come in time.
 pub(super) async fn content(
+    answer: Response,
+    what: &str,
+    limit_bytes: u64,
+    tell: &Tell,
+) -> Result<Vec<u8>, OciError> {
+    content_within(answer, what, limit_bytes, tell, SILENT).await
+}
+
+async fn content_within(
     mut answer: Response,
     what: &str,
     limit_bytes: u64,
     tell: &Tell,
+    silent: Duration,
 ) -> Result<Vec<u8>, OciError> {
     let url = answer.url().to_string();
     if let Some(n_bytes) = answer.content_length().filter(|n_bytes| *n_bytes > limit_bytes) {
@@ -125,7 +141,10 @@ pub(super) async fn content(
     }
     let reading = async {
         let mut bytes = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|error| failed(&error, &url))? {
+        let timed_out = || OciError::TimedOut { url: url.clone() };
+        loop {
+            let chunk = tokio::time::timeout(silent, answer.chunk()).await.map_err(|_| timed_out())?;
+            let Some(chunk) = chunk.map_err(|error| failed(&error, &url))? else { break };
             if (bytes.len() + chunk.len()) as u64 > limit_bytes {
                 return Err(OciError::Endless { what: what.to_owned(), limit_bytes });
             }
@@ -243,6 +262,25 @@ mod tests {
         assert!(
             is_own("https://ghcr.io/x") && !is_own("https://ghcr.io:444/x") && !is_own("https://cdn.io/x")
         );
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_stops_is_waited_for_no_longer_than_that() {
+        use std::io::Write as _;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let http = Http::new(&listener.local_addr().expect("it has one").to_string(), false).expect("made");
+        let (ended, ends) = std::sync::mpsc::channel::<()>();
+        let served = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("it is asked");
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab").expect("it is read");
+            let _ = ends.recv();
+        });
+        let request = http.client().get(http.url("/v2/").expect("a URL"));
+        let answer = http.send(request, 0).await.expect("it begins");
+        let read = content_within(answer, "it", 5, &untold(), Duration::from_millis(50)).await;
+        assert!(matches!(&read, Err(error @ OciError::TimedOut { .. }) if error.is_retryable()), "{read:?}");
+        drop(ended);
+        served.join().expect("no panic");
     }
 
     #[test]
