@@ -203,14 +203,26 @@ impl Shared {
         };
         if let Some(basic) = &self.basic {
             if path == "/token" {
+                let may_push = query.contains("push");
                 return match header.as_ref() == Some(basic) {
-                    true => with(StatusCode::OK, r#"{"token": "let-in"}"#.into()),
+                    true if may_push => with(StatusCode::OK, r#"{"token": "pushes"}"#.into()),
+                    true => with(StatusCode::OK, r#"{"token": "pulls"}"#.into()),
                     false => error(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "no such password"),
                 };
             }
-            if header.as_deref() != Some("Bearer let-in") {
+            let is_read = method == Method::GET || method == Method::HEAD;
+            let is_let_in = match header.as_deref() {
+                Some("Bearer pushes") => true,
+                Some("Bearer pulls") => is_read,
+                _ => false,
+            };
+            if !is_let_in {
                 let mut answer = error(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "who is asking?");
-                let challenge = format!("Bearer realm=\"http://{}/token\",service=\"tests\"", self.host);
+                let realm = format!("http://{}/token", self.host);
+                // What this one request would have needed, as registries say it.
+                let scope = if is_read { "pull" } else { "pull,push" };
+                let challenge =
+                    format!(r#"Bearer realm="{realm}",service="tests",scope="repository:x:{scope}""#);
                 answer.headers_mut().insert(WWW_AUTHENTICATE, challenge.parse().expect("a value"));
                 return answer;
             }

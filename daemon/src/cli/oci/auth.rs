@@ -41,7 +41,7 @@ impl Authorization {
 #[derive(Debug, PartialEq, Eq)]
 enum Challenge {
     Basic,
-    Bearer { realm: String, service: Option<String>, scope: Option<String> },
+    Bearer { realm: String, service: Option<String> },
 }
 
 /// Works out what to show a registry that has refused a request with these headers.
@@ -61,9 +61,9 @@ pub(super) async fn answer(http: &Http, headers: &HeaderMap, scope: &str) -> Res
         (Challenge::Basic, Some(DockerCredential::IdentityToken(_))) => {
             Err(refused("it wants a password, and docker's configuration has a token"))
         }
-        (Challenge::Bearer { realm, service, scope: asked }, credential) => {
-            let scope = asked.unwrap_or_else(|| scope.to_owned());
-            token(http, &realm, service.as_deref(), &scope, credential).await.map(Authorization::Bearer)
+        // What is asked for is all that is to be done: a registry names what the one request would have needed.
+        (Challenge::Bearer { realm, service }, credential) => {
+            token(http, &realm, service.as_deref(), scope, credential).await.map(Authorization::Bearer)
         }
     }
 }
@@ -81,11 +81,7 @@ fn challenge(headers: &HeaderMap) -> Option<Challenge> {
             if one.scheme.eq_ignore_ascii_case("bearer")
                 && let Some(realm) = parameter("realm")
             {
-                return Some(Challenge::Bearer {
-                    realm,
-                    service: parameter("service"),
-                    scope: parameter("scope"),
-                });
+                return Some(Challenge::Bearer { realm, service: parameter("service") });
             }
             if one.scheme.eq_ignore_ascii_case("basic") {
                 best = Some(Challenge::Basic);
@@ -183,7 +179,6 @@ mod tests {
         let bearer = Challenge::Bearer {
             realm: "https://auth.docker.io/token".to_owned(),
             service: Some("registry.docker.io".to_owned()),
-            scope: None,
         };
         let offered = "Bearer realm=\"https://auth.docker.io/token\",service=\"registry.docker.io\"";
         assert_eq!(of(&["Basic realm=\"x\"", offered]), Some(bearer));

@@ -223,7 +223,8 @@ impl Registry {
     ) -> Result<Response, OciError> {
         let shown = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let answer = self.http.send(shown.put_on(request(self.http.client())), n_bytes).await?;
-        if answer.status() != StatusCode::UNAUTHORIZED || !matches!(shown, Authorization::Nobody) {
+        // A token that it was shown may have run out.
+        if answer.status() != StatusCode::UNAUTHORIZED {
             return Ok(answer);
         }
         let shown = auth::answer(&self.http, answer.headers(), &self.scope).await?;
