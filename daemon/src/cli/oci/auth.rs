@@ -1,5 +1,10 @@
 //! Who asks a registry: what docker's configuration has for it, or nobody.
 
+use std::env;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::PathBuf;
+
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use http_auth::parse_challenges;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, WWW_AUTHENTICATE};
@@ -93,19 +98,34 @@ fn challenge(headers: &HeaderMap) -> Option<Challenge> {
 
 /// What docker's configuration has, or a helper that it names. That a user has none is no error.
 async fn credential(host: &str) -> Result<Option<DockerCredential>, OciError> {
-    let key = if host == DOCKER.0 { DOCKER.1 } else { host }.to_owned();
-    let looked = tokio::task::spawn_blocking(move || docker_credential::get_credential(&key)).await;
-    match looked.expect("reading a configuration does not panic") {
-        Ok(credential) => Ok(Some(credential)),
-        Err(CredentialRetrievalError::NoCredentialConfigured | CredentialRetrievalError::ConfigNotFound) => {
-            Ok(None)
+    let host = host.to_owned();
+    let looked = tokio::task::spawn_blocking(move || {
+        let failed = |reason: String| OciError::Credentials { host: host.clone(), reason };
+        let Some(path) = docker_config() else { return Ok(None) };
+        let file = match File::open(&path) {
+            Ok(file) => BufReader::new(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(format!("{}: {error}", path.display()))),
+        };
+        let key = if host == DOCKER.0 { DOCKER.1 } else { &host };
+        match docker_credential::get_credential_from_reader(file, key) {
+            Ok(credential) => Ok(Some(credential)),
+            Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
+            // Of a helper that has none for this registry.
+            Err(CredentialRetrievalError::HelperFailure { stdout, .. }) if stdout.contains("not found") => {
+                Ok(None)
+            }
+            Err(error) => Err(failed(format!("{}: {error}", path.display()))),
         }
-        // Of a helper that has none for this registry.
-        Err(CredentialRetrievalError::HelperFailure { stdout, .. }) if stdout.contains("not found") => {
-            Ok(None)
-        }
-        Err(error) => Err(OciError::Credentials { host: host.to_owned(), reason: error.to_string() }),
-    }
+    });
+    looked.await.expect("reading a configuration does not panic")
+}
+
+/// Where docker and others that log in keep it.
+fn docker_config() -> Option<PathBuf> {
+    let named = env::var_os("DOCKER_CONFIG").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let folder = named.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".docker")))?;
+    Some(folder.join("config.json"))
 }
 
 /// Fetches a token from where the registry says, which is told the password, and so is asked over TLS or not at all.
