@@ -413,6 +413,7 @@ impl CliError {
             Self::ModelLeaves { name, .. } => {
                 ErrorBody::new(ErrorCode::ModelLeaving, self.to_string()).about("model").with_value(name)
             }
+            Self::Oci(error) => super::fetch::body(error),
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
         };
         ErrorObject { body, retryable: self.exit_code() == TRY_AGAIN }

@@ -90,7 +90,8 @@ Examples:
 
 Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
 recording, or `trellis status` found no daemon that serves, 75 the device or the model failed, the model was unloaded
-or on its way out, or the daemon was going down: the same may work another time, 130 interrupted.";
+or on its way out, the daemon was going down, or a registry did not answer: the same may work another time,
+130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]

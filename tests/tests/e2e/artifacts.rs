@@ -219,6 +219,7 @@ fn what_was_changed_on_the_way_is_refused_with_both_digests() {
     assert!(said.contains(&format!("came:      {}", digest(&one_bit))), "{said}");
     let said = other.failed(&["--json", "pull", reference], 2);
     let error: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(error["error"]["code"], "hash_mismatch");
     let message = error["error"]["message"].as_str().expect("a message");
     assert!(message.contains(&layer) && message.contains(&digest(&one_bit)), "{said}");
     assert!(other.kept().is_empty(), "nothing of it is kept");
