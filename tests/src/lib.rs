@@ -1,5 +1,5 @@
 //! What the tests share: attacks, engines on the device under test, golden data, guests built from source, daemons, fuzzers,
-//! scenes in virtual time, what policies gain.
+//! scenes in virtual time, what policies gain, a registry of OCI artifacts.
 
 pub mod attacks;
 pub mod builds;
@@ -15,5 +15,6 @@ pub mod held;
 pub mod models;
 pub mod pack;
 pub mod policies;
+pub mod registry;
 pub mod sim;
 pub mod terminal;

@@ -34,6 +34,9 @@ impl Changes {
         let (folder, file) = match named {
             Named::Crate(folder) => (folder.clone(), None),
             Named::Component(path) => (folder_of(path), path.file_name().map(ToOwned::to_owned)),
+            Named::Artifact(reference) => {
+                return Err(CliError::NothingToWatch { name: reference.to_string() });
+            }
             Named::Registered(name) => return Err(CliError::NothingToWatch { name: name.clone() }),
         };
         let shown = folder.display().to_string();

@@ -31,7 +31,7 @@ The limits are those of a daemon without a configuration. No model is loaded and
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
-    /// A component, the folder of a guest's crate, or an example's name
+    /// A component, the folder of a guest's crate, an example's name, or a guest of a registry (REGISTRY/NAME:TAG) or a folder (oci:FOLDER)
     #[arg(value_name = "PATH|NAME")]
     guest: String,
 }

@@ -4,10 +4,11 @@ use trellis_client::{ErrorCode, Event, StartOptions};
 
 use super::connect::{Found, HomeArgs};
 use super::error::CliError;
+use super::fetch::RegistryArgs;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
 use super::patience::not_begun;
-use super::run::{label, program, unknown_guest};
+use super::run::{label, program_for, unknown_guest};
 use super::screen::Screen;
 
 /// Starts a guest in the running daemon and says its number.
@@ -17,6 +18,7 @@ use super::screen::Screen;
 pub(crate) async fn detach(
     word: &str,
     home: &HomeArgs,
+    registry: RegistryArgs,
     options: StartOptions,
     format: Format,
 ) -> Result<(), CliError> {
@@ -30,7 +32,7 @@ pub(crate) async fn detach(
         Err(CliError::Client(error)) => interrupts.stop(patience.next(home, not_begun(error)?)).await?,
         Err(error) => return Err(error),
     };
-    let program = interrupts.stop(program(&named, format)).await?;
+    let program = interrupts.stop(program_for(&named, home, registry, format)).await?;
     let mut screen = Screen::new(format);
     let mut shown = Ok(());
     let guest_id = loop {

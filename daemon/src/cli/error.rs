@@ -201,6 +201,8 @@ pub(crate) enum CliError {
     #[error("no profile has come: the daemon is of an older version, or it was not read in time")]
     NotProfiled,
     #[error(transparent)]
+    Oci(#[from] super::oci::OciError),
+    #[error(transparent)]
     Bench(#[from] super::bench::BenchError),
     /// The report has said what.
     #[error("there is no room for the model")]
@@ -273,6 +275,7 @@ impl CliError {
                 TRY_AGAIN
             }
             Self::Client(error) if error.is_retryable() => TRY_AGAIN,
+            Self::Oci(error) if error.is_retryable() => TRY_AGAIN,
             Self::Guest(_) | Self::NotCompared(_) | Self::NotBegun(_) => GUEST_FAILED,
             Self::TestsFailed => TESTS_FAILED,
             Self::Different(_) => DIFFERENT,
@@ -368,6 +371,7 @@ impl CliError {
                 "`rustup target add wasm32-wasip2` adds it; a component that is built already (a .wasm file, a guest of the daemon's) runs \
                  without"
             }
+            Self::Oci(error) => return error.hint().map(str::to_owned),
             Self::NoComponent { .. } => "its Cargo.toml needs [lib] with crate-type = [\"cdylib\"]",
             _ => return None,
         };
@@ -410,6 +414,7 @@ impl CliError {
             Self::ModelLeaves { name, .. } => {
                 ErrorBody::new(ErrorCode::ModelLeaving, self.to_string()).about("model").with_value(name)
             }
+            Self::Oci(error) => super::fetch::body(error),
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
         };
         ErrorObject { body, retryable: self.exit_code() == TRY_AGAIN }

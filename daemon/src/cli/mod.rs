@@ -5,7 +5,7 @@
 //! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `width`, `screen`, `top`);
 //!   remarks, progress and errors on standard error; an exit status (`error`), which is part of the interface.
 //! - Most commands are clients of a daemon. `connect` finds the one that runs, or starts one inside this process; `resolve`
-//!   says what a word means as a guest, and `cargo` and `toolchain` build it. `serve` is the daemon; `doctor` and `bench`
+//!   says what a word means as a guest, `cargo` and `toolchain` build it, `fetch` and `oci` get it from a registry. `serve` is the daemon; `doctor` and `bench`
 //!   look at the machine itself.
 //! - Must not happen: a way to guests or engines past the client, but for `replay` and `bench`; text of a guest or a model on a
 //!   terminal unescaped, where it could pass for ours; a bar or a remark on standard output; a command without an example in
@@ -26,6 +26,7 @@ mod connect;
 mod detach;
 mod doctor;
 mod error;
+mod fetch;
 mod info;
 mod input;
 mod interrupt;
@@ -37,11 +38,14 @@ mod manager;
 mod metrics;
 mod models;
 mod new;
+mod oci;
 mod output;
 mod patience;
 mod profile;
 mod progress;
 mod ps;
+mod pull;
+mod push;
 mod record;
 mod reload;
 mod replay;
@@ -86,7 +90,8 @@ Examples:
 
 Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
 recording, or `trellis status` found no daemon that serves, 75 the device or the model failed, the model was unloaded
-or on its way out, or the daemon was going down: the same may work another time, 130 interrupted.";
+or on its way out, the daemon was going down, or a registry did not answer: the same may work another time,
+130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]
@@ -110,6 +115,8 @@ enum Command {
     Build(build::BuildArgs),
     Check(check::CheckArgs),
     Test(test::TestArgs),
+    Push(push::PushArgs),
+    Pull(pull::PullArgs),
     #[command(hide = true)]
     TestRunner(test_runner::TestRunnerArgs),
     Models(models::ModelsArgs),
@@ -252,6 +259,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Build(args) => build::build(args, format).await,
         Command::Check(args) => check::check(args, format).await,
         Command::Test(args) => test::test(args, format).await,
+        Command::Push(args) => push::push(args, format).await,
+        Command::Pull(args) => pull::pull(args, format).await,
         Command::TestRunner(args) => test_runner::run(args, format).await,
         Command::Models(args) => models::models(args, format).await,
         Command::Load(args) => load::load(args, format).await,
@@ -364,6 +373,10 @@ mod tests {
             "trellis limits cpu_ms memory_bytes",
             "trellis logs -n -1",
             "trellis metrics --list --socket /tmp/y",
+            "trellis push guest.wasm",
+            "trellis push guest.wasm ghcr.io/A:1",
+            "trellis push guest.wasm oci:x --created today",
+            "trellis pull",
         ] {
             let error = parse(line).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

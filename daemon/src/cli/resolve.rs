@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::CliError;
+use super::oci::Reference;
 
 /// Where the examples lie in a checkout.
 const EXAMPLES: &str = "guest-examples";
@@ -18,6 +19,8 @@ pub(crate) enum Named {
     Component(PathBuf),
     /// A crate that builds one.
     Crate(PathBuf),
+    /// An artifact of a registry or a folder.
+    Artifact(Reference),
     /// Neither here nor in the checkout; perhaps a daemon has it.
     Registered(String),
 }
@@ -51,14 +54,17 @@ fn is_trusted(_: &Path) -> bool {
 
 /// Finds what `word` names.
 ///
-/// A word with a separator, or one that ends in `.wasm`, is a path. Any other is a crate's folder if there is
+/// A word that says where an artifact lies is that, unless there is such a path. One with a separator, or one that ends in `.wasm`, is a path. Any other is a crate's folder if there is
 /// one of that name here, else an example, else a file here, else a component among the examples, else a name for the
 /// daemon to know.
 ///
 /// # Errors
-/// [`CliError::NoSuchPath`] and [`CliError::NotACrate`] for paths.
+/// [`CliError::NoSuchPath`] and [`CliError::NotACrate`] for paths, [`CliError::Oci`] for what could be an artifact's place and is none.
 pub(crate) fn resolve(word: &str, examples: &[PathBuf]) -> Result<Named, CliError> {
     let path = Path::new(word);
+    if Reference::is_meant(word) && !path.exists() {
+        return Ok(Named::Artifact(word.parse()?));
+    }
     if is_name(word) {
         let here = std::iter::once(path.to_owned());
         let found =
@@ -95,7 +101,7 @@ pub(crate) fn yields_to_registered(word: &str, named: &Named) -> bool {
     match named {
         Named::Crate(path) => is_name(word) && path != Path::new(word),
         Named::Component(_) => is_name(word),
-        Named::Registered(_) => false,
+        Named::Artifact(_) | Named::Registered(_) => false,
     }
 }
 
@@ -113,6 +119,7 @@ pub(crate) fn crate_folder(word: &str) -> Result<PathBuf, CliError> {
     match resolve(word, &example_folders())? {
         Named::Crate(folder) => Ok(folder),
         Named::Component(path) => Err(CliError::NotACrate { path }),
+        Named::Artifact(reference) => Err(CliError::NotACrate { path: reference.to_string().into() }),
         Named::Registered(name) if Path::new(&name).is_dir() => {
             Err(CliError::NotACrate { path: name.into() })
         }
@@ -168,6 +175,14 @@ mod tests {
         assert_eq!(resolve("no-such").expect("a name"), Named::Registered("no-such".to_owned()));
         assert_eq!(resolve(&text(&wasm)).expect("a file"), Named::Component(wasm));
         assert_eq!(resolve(&text(&far.join("beam"))).expect("a folder"), Named::Crate(far.join("beam")));
+        let artifact = resolve("ghcr.io/tools/chat:1").expect("an artifact");
+        assert!(
+            matches!(&artifact, Named::Artifact(reference) if reference.name() == "chat"),
+            "{artifact:?}"
+        );
+        assert!(!yields("ghcr.io/tools/chat:1"));
+        assert!(matches!(resolve("ghcr.io/tools/chat"), Err(CliError::NoSuchPath { .. })));
+        assert!(matches!(resolve("ghcr.io/../chat:1"), Err(CliError::Oci(_))));
         assert_eq!(resolve("Cargo.toml").expect("a file here"), Named::Component("Cargo.toml".into()));
         assert!(matches!(resolve("gone.wasm"), Err(CliError::NoSuchPath { .. })));
         assert!(matches!(resolve("./no/such"), Err(CliError::NoSuchPath { .. })));

@@ -11,8 +11,10 @@ use trellis_client::{Client, Error, ErrorCode, Event, Guest, Program, StartOptio
 use super::cargo;
 use super::connect::{Found, Home, HomeArgs, read_component};
 use super::error::{CliError, ErrorObject};
+use super::fetch::{RegistryArgs, fetch};
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
+use super::oci::{Reference, Terms};
 use super::output::{Format, note};
 use super::patience::{Patience, not_begun};
 use super::profile::Profiling;
@@ -33,6 +35,7 @@ Examples:
   trellis run --watch ./my-guest \"Hello\"         again after each change of its source
   trellis run --detach ./my-guest \"Hello\"      says its number and ends; the guest goes on, see `trellis attach`
   trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line
+  trellis run ghcr.io/OWNER/chat@sha256:… \"Hi\"  a guest of a registry, as `trellis push` says its name; kept once it is fetched
 
 A name is a crate's folder here, or else a guest that the daemon's operator has in guests_dir, or else an example of this
 folder's or the program's checkout, a file here, or a component of a package. Whoever means an example gives its folder.
@@ -68,8 +71,11 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with_all = ["record", "profile", "watch", "local", "device", "dtype"])]
     detach: bool,
     #[command(flatten)]
+    registry: RegistryArgs,
+    #[command(flatten)]
     home: HomeArgs,
-    /// A component, the folder of a guest's crate, or the name of a guest of the daemon's or an example; then the guest's own arguments
+    /// A component, the folder of a guest's crate, the name of a guest of the daemon's or an example, or a guest of a registry
+    /// (REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:…) or a folder (oci:FOLDER); then the guest's own arguments
     #[arg(value_name = "PATH|NAME [ARGS]", required = true, trailing_var_arg = true)]
     pub(crate) words: Vec<String>,
 }
@@ -84,7 +90,7 @@ pub(crate) enum UserInput {
 }
 
 pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
-    let RunArgs { seed, timeout, no_stdin, record, profile, watch, detach, home, mut words } = args;
+    let RunArgs { seed, timeout, no_stdin, record, profile, watch, detach, registry, home, mut words } = args;
     let arguments = words.split_off(1);
     let (is_recorded, is_profiled) = (record.is_some(), profile.is_some());
     let options = StartOptions {
@@ -98,12 +104,12 @@ pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
     let input = if no_stdin { UserInput::Nothing } else { UserInput::Lines };
     let wanted = Wanted { record, profile };
     if detach {
-        return super::detach::detach(&words[0], &home, options, format).await;
+        return super::detach::detach(&words[0], &home, registry, options, format).await;
     }
     if watch {
         return super::watch::watch(&words[0], &home, &options, &wanted, format).await;
     }
-    start(&words[0], &home, options, input, wanted, format).await
+    start(&words[0], &home, registry, options, input, wanted, format).await
 }
 
 /// The files that are to be written beside a run.
@@ -134,6 +140,7 @@ struct Kept {
 pub(crate) async fn start(
     word: &str,
     home: &HomeArgs,
+    registry: RegistryArgs,
     options: StartOptions,
     input: UserInput,
     wanted: Wanted,
@@ -144,7 +151,7 @@ pub(crate) async fn start(
     let named = interrupts.stop(meant_in_time(word, home, &mut patience)).await?;
     let (found, program) = interrupts
         .stop(async {
-            let program = program(&named, format).await?;
+            let program = program_for(&named, home, registry, format).await?;
             Ok((self::home(home, &named, &mut patience).await, program))
         })
         .await?;
@@ -259,6 +266,9 @@ pub(crate) fn names_own_option(message: &str) -> bool {
 
 /// What the user calls a guest, without the place where it lies.
 pub(super) fn label(word: &str) -> Option<String> {
+    if let Some(artifact) = Reference::of_word(word) {
+        return Some(artifact.label());
+    }
     Some(Path::new(word).file_stem()?.to_string_lossy().into_owned())
 }
 
@@ -271,14 +281,36 @@ fn head(word: &str, program: &Program) -> Head {
     Head { guest: word.to_owned(), component }
 }
 
-/// What to start, built if it has to be.
+/// What to start, built or fetched if it has to be, for the daemon that is meant.
 ///
 /// # Errors
-/// It does not build, cannot be read, or is no component.
+/// As [`program`].
+pub(super) async fn program_for(
+    named: &Named,
+    home: &HomeArgs,
+    registry: RegistryArgs,
+    format: Format,
+) -> Result<Program, CliError> {
+    match named {
+        Named::Artifact(artifact) => {
+            let terms = registry.terms(home).await;
+            Ok(Program::Wasm(fetch(artifact, &terms, format).await?.component))
+        }
+        named => program(named, format).await,
+    }
+}
+
+/// What to start, built or fetched if it has to be, within the limits of a daemon without a configuration.
+///
+/// # Errors
+/// It does not build, does not come, cannot be read, or is no component.
 pub(crate) async fn program(named: &Named, format: Format) -> Result<Program, CliError> {
     Ok(match named {
         Named::Component(path) => Program::Wasm(read_component(path).await?),
         Named::Crate(folder) => Program::Wasm(read_component(&cargo::build(folder, format).await?).await?),
+        Named::Artifact(artifact) => {
+            Program::Wasm(fetch(artifact, &Terms::default(), format).await?.component)
+        }
         Named::Registered(name) => Program::named(name),
     })
 }
@@ -399,8 +431,8 @@ mod tests {
         let start = async |word: &str| {
             let home =
                 HomeArgs { local: true, models: vec!["/no/such/model".to_owned()], ..HomeArgs::default() };
-            start(word, &home, StartOptions::default(), UserInput::Nothing, Wanted::default(), Format::Text)
-                .await
+            let (options, registry) = (StartOptions::default(), RegistryArgs::default());
+            start(word, &home, registry, options, UserInput::Nothing, Wanted::default(), Format::Text).await
         };
         let error = start("no-such-guest").await.expect_err("no name");
         assert!(matches!(&error, CliError::UnknownGuest { name, .. } if name == "no-such-guest"), "{error}");

@@ -276,10 +276,16 @@ fn check_imports_and_exports(
     engine: &wasmtime::Engine,
     component: &ComponentType,
 ) -> Result<bool, GuestError> {
-    for (import, _) in component.imports(engine) {
-        check_import(import)?;
-    }
-    let exports: Vec<String> = component.exports(engine).map(|(name, _)| name.to_owned()).collect();
+    let imports = component.imports(engine).map(|(name, _)| name);
+    check_names(imports, component.exports(engine).map(|(name, _)| name.to_owned()).collect())
+}
+
+/// Checks by their names alone what a component imports and exports. Tells whether it is a WASI command.
+pub(super) fn check_names<'a>(
+    mut imports: impl Iterator<Item = &'a str>,
+    exports: Vec<String>,
+) -> Result<bool, GuestError> {
+    imports.try_for_each(check_import)?;
     let is_command = exports.iter().any(|name| name.split('@').next() == Some(WASI_RUN));
     if !is_command && !exports.iter().any(|name| name == RUN) {
         return Err(GuestError::MissingRun { exports });

@@ -60,6 +60,7 @@ mod trials;
 mod wasi;
 mod worker;
 mod workers;
+mod world;
 
 pub use crate::on_demand::LoadListener;
 pub use amounts::Amounts;
@@ -86,3 +87,4 @@ pub(crate) use runtime::pool_bytes;
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub(crate) use threads::{Lookout, NICENESS, give_way};
 pub use worker::{COMPILE_WORKER, TRIAL_WORKER, compile_worker_main, trial_worker_main};
+pub(crate) use world::World;

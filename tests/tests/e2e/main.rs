@@ -3,6 +3,7 @@
 
 mod agents;
 mod aligned;
+mod artifacts;
 mod attacks;
 mod authors;
 mod bad_input;

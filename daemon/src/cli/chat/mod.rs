@@ -23,6 +23,7 @@ use trellis_client::StartOptions;
 
 use super::connect::HomeArgs;
 use super::error::CliError;
+use super::fetch::RegistryArgs;
 use super::output::Format;
 use super::run::{self, UserInput, Wanted};
 use super::seed::seed;
@@ -79,7 +80,7 @@ pub(crate) async fn chat(args: ChatArgs, format: Format) -> Result<(), CliError>
     }
     let input = if args.prompt.is_empty() { UserInput::Lines } else { UserInput::Nothing };
     let options = StartOptions { arguments: arguments(&args), seed: args.seed, ..StartOptions::default() };
-    run::start(GUEST, &args.home, options, input, Wanted::default(), format).await
+    run::start(GUEST, &args.home, RegistryArgs::default(), options, input, Wanted::default(), format).await
 }
 
 fn arguments(args: &ChatArgs) -> Vec<String> {

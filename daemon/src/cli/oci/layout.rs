@@ -1,0 +1,226 @@
+//! An OCI image layout: a folder with an index of what lies in it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::artifact::{Artifact, Descriptor, MANIFEST, MANIFEST_BYTES_MAX, json};
+use super::blobs::{Blobs, read_plain, write_whole};
+use super::digest::Digest;
+use super::error::OciError;
+use super::reference::Reference;
+
+const MARK: &str = "oci-layout";
+const INDEX: &str = "index.json";
+const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+/// What an index calls one of its manifests.
+const TAG: &str = "org.opencontainers.image.ref.name";
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Mark {
+    image_layout_version: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Index {
+    schema_version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    media_type: Option<String>,
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
+}
+
+/// A folder of artifacts.
+#[derive(Debug)]
+pub(super) struct Layout {
+    blobs: Blobs,
+}
+
+impl Layout {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { blobs: Blobs::new(root) }
+    }
+
+    /// The manifest that is meant.
+    ///
+    /// # Errors
+    /// The folder is no layout, has none like it, or it is not what its digest says.
+    pub(super) fn manifest(&self, reference: &Reference) -> Result<Vec<u8>, OciError> {
+        let index =
+            self.index()?.ok_or_else(|| OciError::NotFound(self.blobs.root().display().to_string()))?;
+        let is_it = |one: &&Descriptor| match (reference.digest, &reference.tag) {
+            (Some(digest), _) => one.digest == digest,
+            (None, Some(tag)) => one.annotations.get(TAG) == Some(tag),
+            (None, None) => true,
+        };
+        let mut found = index.manifests.iter().filter(is_it);
+        let one = found.next().ok_or_else(|| OciError::NotFound(reference.to_string()))?;
+        if reference.tag_or_digest().is_none() && found.next().is_some() {
+            let tags: Vec<&str> = index
+                .manifests
+                .iter()
+                .filter_map(|one| one.annotations.get(TAG))
+                .map(String::as_str)
+                .collect();
+            return Err(
+                self.no_layout(format!("it has several artifacts, give a tag of these: {}", tags.join(", ")))
+            );
+        }
+        if one.size > MANIFEST_BYTES_MAX {
+            let what = "the manifest".to_owned();
+            return Err(OciError::TooLarge { what, n_bytes: one.size, limit_bytes: MANIFEST_BYTES_MAX });
+        }
+        self.blobs.read("the manifest", &one.digest, one.size)
+    }
+
+    /// Some content.
+    ///
+    /// # Errors
+    /// It is not there, or not what its descriptor says.
+    pub(super) fn blob(&self, what: &str, descriptor: &Descriptor) -> Result<Vec<u8>, OciError> {
+        self.blobs.read(what, &descriptor.digest, descriptor.size)
+    }
+
+    /// Puts an artifact there, its entry of the index last.
+    ///
+    /// # Errors
+    /// The folder is something else, or cannot be written.
+    pub(super) fn push(&self, artifact: &Artifact, tag: Option<&str>) -> Result<(), OciError> {
+        let root = self.blobs.root();
+        let index = self.index()?;
+        let is_other =
+            index.is_none() && std::fs::read_dir(root).is_ok_and(|mut names| names.next().is_some());
+        if is_other {
+            return Err(self.no_layout("it is a folder of something else".to_owned()));
+        }
+        for (descriptor, content) in [&artifact.config, &artifact.layer] {
+            self.blobs.write(&descriptor.digest, content)?;
+        }
+        self.blobs.write(&artifact.digest, &artifact.manifest)?;
+        let mut index = index.unwrap_or(Index {
+            schema_version: 2,
+            media_type: Some(INDEX_TYPE.to_owned()),
+            manifests: Vec::new(),
+            annotations: BTreeMap::new(),
+        });
+        index.put(&artifact.manifest, &artifact.digest, tag);
+        let written = |name: &str, content: &[u8]| {
+            let path = root.join(name);
+            write_whole(&path, content).map_err(OciError::io(format!("write {}", path.display())))
+        };
+        written(MARK, &json(&Mark { image_layout_version: "1.0.0".to_owned() }))?;
+        written(INDEX, &json(&index))
+    }
+
+    /// None where there is no layout yet.
+    fn index(&self) -> Result<Option<Index>, OciError> {
+        let root = self.blobs.root();
+        let mark = match read_plain(&root.join(MARK), MARK, MANIFEST_BYTES_MAX) {
+            Ok(mark) => mark,
+            Err(OciError::NotFound(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mark: Mark = serde_json::from_slice(&mark).map_err(|error| self.no_layout(error.to_string()))?;
+        if !mark.image_layout_version.starts_with("1.") {
+            return Err(self.no_layout(format!("it is of version {}", mark.image_layout_version)));
+        }
+        let index = read_plain(&root.join(INDEX), INDEX, MANIFEST_BYTES_MAX)?;
+        serde_json::from_slice(&index).map(Some).map_err(|error| self.no_layout(error.to_string()))
+    }
+
+    fn no_layout(&self, reason: String) -> OciError {
+        OciError::NoLayout { path: self.blobs.root().to_owned(), reason }
+    }
+}
+
+impl Index {
+    /// Enters a manifest. A tag is of one alone: what had it keeps its place, by its digest, only where it has another tag.
+    fn put(&mut self, manifest: &[u8], digest: &Digest, tag: Option<&str>) {
+        let tag_of = |one: &Descriptor| one.annotations.get(TAG).cloned();
+        self.manifests.retain(|one| match tag {
+            Some(tag) => tag_of(one).as_deref() != Some(tag),
+            None => one.digest != *digest || tag_of(one).is_some(),
+        });
+        if tag.is_none() && self.manifests.iter().any(|one| one.digest == *digest) {
+            return;
+        }
+        let mut entry = Descriptor::of(MANIFEST, manifest);
+        entry.annotations.extend(tag.map(|tag| (TAG.to_owned(), tag.to_owned())));
+        self.manifests.push(entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::cli::oci::artifact::Said;
+    use crate::guest::World;
+
+    fn artifact(component: &'static [u8]) -> Artifact {
+        let world = World { imports: Vec::new(), exports: vec!["run".to_owned()] };
+        Artifact::new(component.into(), &world, &Said::default())
+    }
+
+    fn reference(folder: &Path, what: &str) -> Reference {
+        format!("oci:{}{what}", folder.display()).parse().expect("valid")
+    }
+
+    #[test]
+    fn a_tag_is_of_the_last_that_got_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path().join("layout");
+        let layout = Layout::new(&root);
+        let (old, new) = (artifact(b"old"), artifact(b"new"));
+        let get = |what: &str| layout.manifest(&reference(&root, what));
+        assert!(matches!(get(""), Err(OciError::NotFound(_))));
+        layout.push(&old, Some("1")).expect("pushed");
+        assert_eq!(get("").expect("the only one"), old.manifest);
+        layout.push(&new, Some("2")).expect("pushed");
+        assert!(matches!(get(""), Err(OciError::NoLayout { .. })), "there are two");
+        assert_eq!(get(":1").expect("there"), old.manifest);
+        layout.push(&new, Some("1")).expect("pushed");
+        assert_eq!(get(":1").expect("there"), new.manifest);
+        assert!(matches!(get(&format!("@{}", old.digest)), Err(OciError::NotFound(_))));
+        layout.push(&old, None).expect("pushed");
+        layout.push(&old, None).expect("pushed again");
+        assert_eq!(get(&format!("@{}", old.digest)).expect("there"), old.manifest);
+        assert_eq!(layout.blob("it", &old.layer.0).expect("there"), b"old");
+        let index = fs::read_to_string(root.join(INDEX)).expect("written");
+        assert_eq!(index.matches("mediaType").count(), 1 + 3, "{index}");
+    }
+
+    #[test]
+    fn a_folder_of_something_else_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("thesis.tex"), "x").expect("written");
+        let layout = Layout::new(folder.path());
+        assert!(matches!(layout.push(&artifact(b"x"), None), Err(OciError::NoLayout { .. })));
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
+    }
+
+    #[test]
+    fn an_index_cannot_lead_out_of_the_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(folder.path());
+        fs::write(folder.path().join(MARK), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("written");
+        let entry = |digest: &str| {
+            let index = format!(
+                r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{MANIFEST}","digest":"{digest}","size":1}}]}}"#
+            );
+            fs::write(folder.path().join(INDEX), index).expect("written");
+            layout.manifest(&reference(folder.path(), "")).expect_err(digest)
+        };
+        let up = "../".repeat(20);
+        for digest in ["sha256:../../../etc/passwd".to_owned(), format!("sha256:{up}etc"), "../x".to_owned()]
+        {
+            assert!(matches!(entry(&digest), OciError::NoLayout { .. }), "{digest}");
+        }
+    }
+}
