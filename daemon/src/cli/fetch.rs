@@ -1,6 +1,7 @@
 //! Guests that are named by where they lie, for every command that takes a guest.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use trellis_client::{ErrorBody, ErrorCode};
@@ -14,6 +15,9 @@ use crate::guest::GuestError;
 
 /// The limit of a daemon that is the most that a component may have.
 const COMPONENT_BYTES: &str = "limits.component_bytes";
+
+/// What a daemon has to say what it takes.
+const ANSWERS: Duration = Duration::from_secs(5);
 
 /// How registries are asked.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -30,12 +34,14 @@ impl RegistryArgs {
         if home.stays_inside() {
             return terms;
         }
-        // That one does not answer is said by what comes next.
-        if let Ok(client) = home.socket.connect_silently().await
-            && let Ok(limits) = client.limits().await
-            && let Some(limit) = limits.iter().find(|limit| limit.name == COMPONENT_BYTES)
-        {
-            terms.component_bytes = limit.value.unwrap_or(terms.component_bytes);
+        let asked = async {
+            let client = home.socket.connect_silently().await.ok()?;
+            let limits = client.limits().await.ok()?;
+            limits.into_iter().find(|limit| limit.name == COMPONENT_BYTES)?.value
+        };
+        // That a daemon does not answer is said by what comes next.
+        if let Ok(Some(limit)) = tokio::time::timeout(ANSWERS, asked).await {
+            terms.component_bytes = limit;
         }
         terms
     }
