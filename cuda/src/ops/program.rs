@@ -452,10 +452,9 @@ impl ProgramKernel {
             vocab: vocab_size as i32,
             unused: 0,
         };
-        // SAFETY, of all launches: the lengths are asserted or the caller's promise.
         match (kind, &self.passes) {
-            // SAFETY: as above.
             (ProgramKind::SinglePass, _) => {
+                // SAFETY: the lengths are asserted or the caller's promise.
                 return unsafe { self.single_pass.run(stream, &params, n_chains) };
             }
             (ProgramKind::Passes, Some(passes)) if n_chains <= program_passes::N_ROWS_MAX => {

@@ -186,7 +186,7 @@ fn programs_by_chance_have_every_elementwise_operation() {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     operations.for_each(|operation| *counts.entry(operation.name()).or_default() += 1);
     let wanted = "logits member bias noise neg abs sqrt exp log add sub mul div min max compare and or not mask constraint \
-                  select argmax draw max log-sum-exp entropy count";
+                  select argmax draw reduce count";
     for name in wanted.split_whitespace() {
         assert!(counts.get(name).is_some_and(|&n| n >= 20), "{name}: {counts:?}");
     }
