@@ -98,11 +98,18 @@ impl Card {
         self.0.programs.get(&self.0.gpu, &self.0.compiler)
     }
 
-    /// Waits until it is ready, so that tests see it run.
-    #[cfg(test)]
-    pub(crate) fn wait_for_programs(&self) {
+    /// Has it made ready, and waits for that: what is measured then, or tested, is the card's. Where it cannot be made ready,
+    /// the host goes on to run programs.
+    pub fn wait_for_programs(&self) {
         self.programs();
         self.0.programs.wait();
+    }
+
+    /// Begins to make it ready if that takes no time: its kernels were compiled before.
+    pub(crate) fn load_kept_programs(&self) {
+        if ProgramLoading::is_kept(&self.0.gpu, &self.0.compiler) {
+            self.programs();
+        }
     }
 
     /// The stream, for as long as it takes to put one step or one group of copies into it.

@@ -7,8 +7,9 @@ use trellis_engine::sampling::program::{DrawInputs, Machine, Program};
 
 use crate::bare::TestGpu;
 use crate::ops::program::N_CHAINS_FEW;
+use crate::ops::program_plan::ProgramKind;
 use crate::ops::program_plan::{EncodedProgram, PlanError};
-use crate::ops::program_trial::{CaseRow, difference, run};
+use crate::ops::program_trial::{CaseRow, difference, run, run_small};
 use crate::{CudaError, Gpu};
 
 /// Rows of a chain where there are many chains, and where there are few: they share their planes.
@@ -59,7 +60,8 @@ impl ProgramDevice {
         Gpu::open(0).map(|gpu| Self(TestGpu::on(gpu)))
     }
 
-    /// Runs rows of one vocabulary in launches of many and of few, and says for each how what the device gives differs from what the
+    /// Runs rows of one vocabulary in launches of many and of few, and by the kernels
+    /// for small programs as far as these run them; says for each how what the device gives differs from what the
     /// processor gives, to the bit: token, fault, state and reports.
     ///
     /// # Panics
@@ -80,6 +82,18 @@ impl ProgramDevice {
         let few: Vec<Option<String>> = few.collect();
         for (of_many, of_few) in found.iter_mut().zip(few) {
             *of_many = of_many.take().or(of_few);
+        }
+        for kind in [ProgramKind::SinglePass, ProgramKind::Passes] {
+            let small: Vec<usize> = (0..rows.len()).filter(|&idx| rows[idx].plan.kind() <= kind).collect();
+            if small.is_empty() {
+                continue;
+            }
+            let rows: Vec<&CaseRow> = small.iter().map(|&idx| rows[idx]).collect();
+            let answers = run_small(&self.0, &rows, vocab_size, kind);
+            for ((&idx, row), answer) in small.iter().zip(rows).zip(&answers) {
+                let of_small = difference(&row.expected(&mut machine), answer);
+                found[idx] = found[idx].take().or(of_small);
+            }
         }
         found
     }

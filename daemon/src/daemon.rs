@@ -376,13 +376,13 @@ impl Daemon {
     /// The model of that name, or the default model.
     #[must_use]
     pub fn model(&self, name: Option<&str>) -> Option<ModelHandle> {
-        let handles = self.service.host().models();
-        let mut handles = handles.iter();
-        let handle = match name {
-            Some(name) => handles.find(|handle| handle.model().name == name),
-            None => handles.next(),
-        };
-        handle.cloned()
+        let is_it = |handle: &&ModelHandle| name.is_none_or(|name| handle.model().name == name);
+        self.service.host().models().iter().find(is_it).cloned()
+    }
+
+    /// Waits until the devices run logit programs, as far as they do, which they otherwise begin to get ready for at the first.
+    pub(crate) async fn wait_for_programs(&self) {
+        self.loader.wait_for_programs().await;
     }
 
     /// How a device failed, unless all work. The daemon still answers then, and starts no guests.

@@ -195,6 +195,15 @@ impl Chosen {
         }
     }
 
+    /// Waits until the device runs logit programs, or is known not to; before that the host does. Blocks, for ten seconds or
+    /// more where the kernels have to be compiled.
+    pub(crate) fn wait_for_programs(&self) {
+        match self {
+            Self::Cpu => {}
+            Self::Cuda { card, .. } => card.wait_for_programs(),
+        }
+    }
+
     /// Loads a model and gives it so many KV pages; later it may have up to `kv_bytes_max`. `progress` hears bytes
     /// loaded and bytes in all.
     ///

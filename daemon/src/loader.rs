@@ -230,6 +230,12 @@ impl Loader {
         }
     }
 
+    /// Waits until all devices run logit programs, as far as they do.
+    pub(crate) async fn wait_for_programs(&self) {
+        let devices: Vec<Chosen> = self.devices.lock().await.iter().map(|open| open.chosen.clone()).collect();
+        blocking(move || devices.iter().for_each(Chosen::wait_for_programs)).await;
+    }
+
     async fn settle(&self, of: Option<String>, at_most: Duration) {
         if !self.settled(of, at_most).await {
             note_not_settled();

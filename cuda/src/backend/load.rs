@@ -214,6 +214,9 @@ impl CudaBackend {
         note("matrix products are tuned");
         let steps = Steps::new(card, &stream, &llama, limits)?;
         note("steps have their memory");
+        if !card.is_computing() {
+            card.load_kept_programs();
+        }
         let n_host_pages = (options.kv_host_bytes / needs.page_bytes) as usize;
         Ok(Self {
             limits: Limits {

@@ -12,6 +12,7 @@ use trellis_programs::{BiasId, MaskId, Source};
 use super::tests::{card, load_on, random_models, row, tokens};
 use super::*;
 use crate::ops::program_library::library_programs;
+use crate::ops::program_plan::{EncodedProgram, ProgramKind};
 use crate::testing::Random;
 
 const N_STEPS: usize = 12;
@@ -23,6 +24,11 @@ const N_PAGES: usize = 6;
 
 /// Each sampler of the library, with parameters, masks and biases that change with the row; every third is kept to a mask.
 pub(super) fn samplers(model: &Model) -> Vec<Sampler> {
+    samplers_of(model, |_| true)
+}
+
+/// Those of them whose programs are wanted.
+fn samplers_of(model: &Model, is_wanted: impl Fn(&Program) -> bool) -> Vec<Sampler> {
     let shape = RowShape { vocab_size: model.config.vocab_size, n_positions: model.config.n_positions };
     let mut random = Random(4);
     let mut definitions = library_programs();
@@ -36,8 +42,11 @@ pub(super) fn samplers(model: &Model) -> Vec<Sampler> {
             x.keep(b.mask(MaskId(0))).draw(Source::SEED)
         }),
     ));
-    let sampler = |(idx, (_, definition)): (usize, (&str, Definition))| {
-        let program = Program::new(definition, shape).expect("it is in order");
+    let programs = definitions
+        .into_iter()
+        .map(|(_, definition)| Program::new(definition, shape).expect("it is in order"));
+    let programs: Vec<Program> = programs.filter(is_wanted).collect();
+    let sampler = |(idx, program): (usize, Program)| {
         let mut put_on = PutOn::new(Arc::new(program));
         let mut mask = TokenMask::none(shape.vocab_size);
         (0..shape.vocab_size).for_each(|token| mask.set(token as Token, random.below(3) > 0));
@@ -52,7 +61,7 @@ pub(super) fn samplers(model: &Model) -> Vec<Sampler> {
         Sampler { program: Some(Box::new(put_on)), seed: 77 + idx as u64, ..Sampler::greedy() }
     };
     // As many as a captured step of this size takes: another number of rows would go through other products.
-    definitions.into_iter().cycle().take(N_SAMPLERS).enumerate().map(sampler).collect()
+    programs.into_iter().cycle().take(N_SAMPLERS).enumerate().map(sampler).collect()
 }
 
 /// A draw by a sampler's program.
@@ -142,6 +151,37 @@ fn programs_in_steps_draw_what_the_host_draws() {
                 // The host's log-sum-exp is another sum.
                 let (a, b) = (f32::from_bits(found.1), f32::from_bits(expected.1));
                 assert!((a - b).abs() <= 1e-4, "{}, step {step}, {name}: {a} {b}", model.name);
+            }
+        }
+    }
+}
+
+/// Steps of programs that all have the same kernel, which takes the draws of a captured step as well.
+#[test]
+fn small_programs_in_steps_draw_what_the_host_draws() {
+    let Some(card) = card() else { return };
+    for model in random_models() {
+        for kind in [ProgramKind::SinglePass, ProgramKind::Passes] {
+            let is_of_kind =
+                |program: &Program| EncodedProgram::new(program).is_ok_and(|plan| plan.kind() == kind);
+            let samplers = samplers_of(&model, is_of_kind);
+            assert_eq!(samplers.len(), N_SAMPLERS, "there are some");
+            let mut random = Random(7);
+            let n_tokens = model.config.vocab_size.min(40);
+            let prompts: Vec<Vec<Token>> =
+                samplers.iter().map(|_| tokens(&mut random, N_PROMPT, n_tokens)).collect();
+            let mut on_device = load_on(&card, &model, Dtype::F32);
+            card.wait_for_programs();
+            let found = decoded(&mut on_device, &samplers, &prompts);
+            assert_eq!(on_device.steps.n_by_host(), 0, "all of it is the device's");
+            let mut on_host = load_on(&card, &model, Dtype::F32);
+            on_host.steps.leave_programs_to_host();
+            let expected = decoded(&mut on_host, &samplers, &prompts);
+            for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                for (idx, (found, expected)) in bits(found).into_iter().zip(bits(expected)).enumerate() {
+                    let drawn = |(token, _, left, n_drawn)| (token, left, n_drawn);
+                    assert_eq!(drawn(found), drawn(expected), "{}, {kind:?}, step {step}, {idx}", model.name);
+                }
             }
         }
     }

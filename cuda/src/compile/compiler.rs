@@ -87,6 +87,12 @@ impl Compiler {
         Ok(cubin)
     }
 
+    /// Whether the cache has the cubin of a source, so that nothing is compiled for it.
+    #[must_use]
+    pub(crate) fn is_kept(&self, source: &Source) -> bool {
+        self.store.as_ref().is_some_and(|store| store.has(&self.key(source)))
+    }
+
     fn stored_or_compiled(&self, source: &Source, key: &blake3::Hash) -> Result<Vec<u8>, CudaError> {
         if let Some(cubin) = self.store.as_ref().and_then(|store| store.read(key)) {
             return Ok(cubin);

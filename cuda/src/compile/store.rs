@@ -48,6 +48,11 @@ impl Store {
         is_whole.then_some(cubin)
     }
 
+    /// Whether something is kept under this key, as far as its name tells.
+    pub(crate) fn has(&self, key: &blake3::Hash) -> bool {
+        self.path(key).is_file()
+    }
+
     /// Keeps a cubin, written whole or not at all.
     pub(crate) fn keep(&self, key: &blake3::Hash, cubin: &[u8]) {
         if let Err(error) = self.keep_by(key, cubin, write_whole) {
@@ -159,7 +164,9 @@ mod tests {
         let [ours, other] = ["ours", "another"].map(key);
         assert!(store.read(&ours).is_none());
         for name in [&ours, &other] {
+            assert!(!store.has(name));
             store.keep(name, b"cubin");
+            assert!(store.has(name));
             assert_eq!(store.read(name).as_deref(), Some(&b"cubin"[..]));
         }
         fs::copy(store.path(&other), store.path(&ours)).expect("copied");

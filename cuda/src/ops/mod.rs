@@ -36,8 +36,11 @@ mod program_encode;
 #[cfg(test)]
 pub(crate) mod program_library;
 pub(crate) mod program_loading;
+mod program_passes;
 mod program_plain;
 pub mod program_plan;
+pub mod program_single;
+mod program_small;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod program_trial;
 pub mod rope;

@@ -16,52 +16,10 @@
 // dynamic shared memory. Reads 4 * vocab bytes of a row once, and what shared memory does not hold of them again out of L2
 // for each pass and two or more times for a selection.
 
-// One warp works out numbers: first those that need no others, side by side.
-__device__ __forceinline__ void run_numbers(const Run& r, const uint4* code, unsigned n, unsigned n_given) {
-    float* numbers = r.s.numbers;
-    for (unsigned i = threadIdx.x; i < n_given; i += 32) {
-        const uint4 in = code[i];
-        float out;
-        switch (in.x & 255) {
-        case CONSTANT: out = __uint_as_float(in.y); break;
-        // The row before may have written it.
-        case STATE: out = __ldcg(r.p.states + r.row.state_in + in.y); break;
-        case POSITION: out = __ull2float_rn(((u64)r.row.position_high << 32) | r.row.position_low); break;
-        case LENGTH: out = __uint2float_rn(r.row.n_tokens); break;
-        case DRAWN: out = __uint2float_rn(r.row.n_drawn); break;
-        // Where no token has its block.
-        case UNIFORM: out = uniform(words_of(sources_of(r.s)[in.y], 0xffffffffu).x); break;
-        default: {  // PARAMETER, PARAMETER_TOKEN
-            out = in.y < r.row.n_parameters ? r.p.parameters[r.row.parameters_start + in.y] : 0.0f;
-            if ((in.x & 255) == PARAMETER_TOKEN) out = truncf(fminf(fmaxf(out, 0.0f), (float)(r.vocab - 1)));
-        }
-        }
-        numbers[(in.x >> 8) & 255] = out;
-    }
-    __syncwarp();
-    for (unsigned i = n_given; i < n && threadIdx.x == 0; i++) {
-        const uint4 in = code[i];
-        const unsigned what = in.x & 255;
-        float out;
-        if (what == TOKEN) {
-            out = numbers[in.y + 1];
-            if (numbers[in.y] == minus_infinity()) r.s.has_fault = 1, out = 0.0f;
-        } else {
-            out = apply(what, numbers[in.y & (N_NUMBERS - 1)], numbers[in.z & (N_NUMBERS - 1)],
-                        numbers[in.w & (N_NUMBERS - 1)]);
-            out = in.x & AS_ENTRY ? in_row(out) : as_number(out);
-        }
-        numbers[(in.x >> 8) & 255] = out;
-    }
-    __syncwarp();
-}
+static_assert(REST_BYTES - (int)(N_OPERATIONS * sizeof(NoiseSource) + sizeof(Sums) + sizeof(Selections)) >= 4 * TILE * N_REGISTERS,
+              "a warp runs, whatever the program needs");
 
 __device__ __forceinline__ bool is_sum(unsigned code) { return code == SUM || code == SQUARES; }
-
-// What a place comes to over the warps of a block, or over the blocks.
-__device__ __forceinline__ u64 merged(bool is_best, u64 a, u64 b) { return is_best ? (a > b ? a : b) : a + b; }
-
-__device__ __forceinline__ bool is_best(unsigned code) { return code == BEST || code == DRAW; }
 
 // Tells all blocks what this one has gathered. Where all have gathered the same, of a list, it stays here: nobody waits for
 // others then, who may be at what comes before.
@@ -134,31 +92,9 @@ __device__ __forceinline__ u64 of_blocks(const Run& r, bool is_within, bool take
 
 // The numbers of one root: (code | result, slot, number of the largest value).
 __device__ __forceinline__ void finish(const Run& r, bool is_within, uint4 in) {
-    const unsigned code = in.x & 255, result = (in.x >> 8) & 255;
+    const unsigned code = in.x & 255;
     const u64 all = of_blocks(r, is_within, is_best(code), in.y);
-    float* numbers = r.s.numbers;
-    if (is_best(code)) {
-        const float value = value_of((unsigned)(all >> 32));
-        const unsigned low = (unsigned)all;
-        numbers[result] = value == 0.0f && (low & 1) ? -0.0f : value;
-        numbers[result + 1] = (float)(TOKEN_MASK - (low >> 1));
-    } else if (code == COUNT) {
-        numbers[result] = (float)all;
-    } else {  // LOG_SUM_EXP, and with it ENTROPY
-        const float max = numbers[in.z & (N_NUMBERS - 1)];
-        if (max == minus_infinity()) {
-            numbers[result] = max;
-            if (code == ENTROPY) numbers[result + 1] = 0.0f;
-            return;
-        }
-        const float log = log_exact(of_parts(all));
-        numbers[result] = as_number(__fadd_rn(max, log));
-        if (code == ENTROPY) {
-            const float mean = __fdiv_rn(__ull2float_rn(of_blocks(r, is_within, false, in.y + 1)), __ull2float_rn(all));
-            const float entropy = __fadd_rn(log, mean);
-            numbers[result + 1] = entropy > 0.0f ? as_number(entropy) : 0.0f;
-        }
-    }
+    finish_root(r.s.numbers, in, all, code == ENTROPY ? of_blocks(r, is_within, false, in.y + 1) : 0);
 }
 
 // Makes places ready for what the roots of a pass gather: (code | result, slot, ..) each.
@@ -257,7 +193,7 @@ __device__ __forceinline__ void run_code(const Run& r, const Place& at, const ui
         }
         if (!has_number || !element_with_number(r, at, acc, what, in.z & (N_NUMBERS - 1))) {
             if (has_number) other = many(r.s.numbers[in.z & (N_NUMBERS - 1)]);
-            element(r, at, in, what, acc, other);
+            element(r, at, in, what, acc, other, [&] { return fetch(r, at, in.x >> 20, in.w, acc); });
         }
         if (result != NO_REGISTER) put(r, result, acc);
     }
@@ -325,7 +261,7 @@ __device__ __forceinline__ bool take_step(const Run& r) {
         uint4 step = {0, 0, 0, 0};
         bool is_done = false;
         while (true) {
-            is_done = i >= s.header.x;
+            is_done = i >= (s.header.x & 0xffffu);
             if (is_done) break;
             step = is_short ? s.plan[N_HEADER + i] : s.program[N_HEADER + i];
             i++;
@@ -458,19 +394,7 @@ __device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsig
             reading = end_reading(r, reading);
         }
     }
-    if (s.rank == 0 && threadIdx.x < 14) {
-        // Token, fault, four reports, eight numbers of state, as words.
-        const bool has_fault = s.has_fault != 0;
-        const unsigned* places = (const unsigned*)((s.header.w <= N_PLAN ? s.plan : s.program) + 1);
-        const unsigned place = threadIdx.x < 2 ? NO_NUMBER : places[threadIdx.x - 2];
-        const float number = has_fault || place == NO_NUMBER ? 0.0f : s.numbers[place];
-        unsigned word = __float_as_uint(number);
-        if (threadIdx.x == 0) word = has_fault ? 0 : (unsigned)s.numbers[s.header.y & 255];
-        if (threadIdx.x == 1) word = has_fault ? FAULT_NOTHING_TO_DRAW : FAULT_NONE;
-        ((unsigned*)&p.outputs[row_idx])[threadIdx.x] = word;
-        if (threadIdx.x >= 6 && !has_fault && row.state_out != NONE)
-            p.states[row.state_out + threadIdx.x - 6] = number;
-    }
+    if (s.rank == 0) write_output(r, row_idx, s.header.w <= N_PLAN ? s.plan : s.program);
     // Copies end in this block.
     wait_for_row(r, r.n_kept);
     const unsigned n_planes = (s.header.y >> 8) & 255;

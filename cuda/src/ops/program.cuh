@@ -48,6 +48,13 @@ struct ProgramBias {
     unsigned n_pairs;  // NONE for a number for each token
 };
 
+// Where the blocks of a row meet that have no cluster, as in program.rs; zeros before and after a launch.
+struct Meeting {
+    u64 best[N_SINGLE_ROOTS];
+    unsigned n_arrived;
+    unsigned unused;
+};
+
 struct ProgramParams {
     const uint4* programs;
     const ProgramRow* rows;
@@ -68,10 +75,11 @@ struct ProgramParams {
     float* states;
     float* planes;
     ProgramOutput* outputs;
+    Meeting* meetings;
     int vocab;
     int unused;
 };
-static_assert(sizeof(ProgramParams) == 160, "as in program.rs");
+static_assert(sizeof(ProgramParams) == 168, "as in program.rs");
 
 struct NoiseSource {
     uint2 key;
@@ -162,8 +170,6 @@ struct Shared {
 // Behind it are sources of noise, sums, selections and registers of the program, and as much of the row as there is room for.
 constexpr int REST_BYTES = SHARED_BYTES - (int)sizeof(Shared);
 static_assert(sizeof(Shared) % 16 == 0 && sizeof(Selections) % 16 == 0 && sizeof(Sums) % 16 == 0, "aligned");
-static_assert(REST_BYTES - (int)(N_OPERATIONS * sizeof(NoiseSource) + sizeof(Sums) + sizeof(Selections)) >= 4 * TILE * N_REGISTERS,
-              "a warp runs, whatever the program needs");
 
 // What a thread knows of its row.
 struct Run {

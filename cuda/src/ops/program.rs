@@ -2,8 +2,9 @@
 //!
 //! The definition is [`trellis_engine::sampling::program`]: over the same logits, token, state and reports are the CPU's to
 //! the bit. Everything that changes from step to step lies in device buffers, and the grid depends on the bucket of rows
-//! alone, so that a launch can be captured in a graph. There are kernels of the same text for one chain or some, for
-//! few and for many: few take a whole multiprocessor for each block, many share them.
+//! alone, so that a launch can be captured in a graph. There are kernels of the same text for one chain, for few, for some
+//! and for many: up to some, each block takes a whole multiprocessor, many share them. What is small has other kernels
+//! (`program_small`).
 
 use trellis_engine::batch::OutputFault;
 use trellis_engine::sampling::GUMBEL_MAX;
@@ -13,11 +14,14 @@ use super::common::{PAGE_LEN, expect, expect_i32};
 use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX, Wants};
 use super::program_code::{CODES, N_CODE_MAX, N_REGISTERS, PLACES};
 use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, N_PLAIN_SHIFT, WITHIN_LIST};
+use super::program_passes::{self, PassesKernel};
 use super::program_plain::{FORMS, N_PLAIN_MAX};
 use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SUMS, NO_NUMBER};
+use super::program_single::{self, SinglePassKernel, meetings_bytes};
+use super::program_small::{N_SINGLE_ROOTS, ProgramKind};
 use crate::driver::N_CLUSTER_BLOCKS;
 use crate::driver::params;
-use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
+use crate::{CudaError, Gpu, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
 
 /// How a row is shared out.
 #[derive(Clone, Copy, Debug)]
@@ -46,22 +50,26 @@ impl Shape {
     }
 }
 
-/// Chains that take the largest clusters, where the device has room for such.
-const N_CHAINS_LEAST: usize = 4;
+/// Chains that take the largest clusters, where the device has room for as many such at once.
+const N_CHAINS_LEAST: usize = 8;
+
+/// Chains that take half of such clusters each.
+pub(crate) const N_CHAINS_FEW: usize = 16;
 
 /// Chains of which each block has a multiprocessor to itself.
-pub(crate) const N_CHAINS_FEW: usize = 16;
+pub(crate) const N_CHAINS_SOME: usize = 32;
 
 /// Chains of many that are under way together, as far as that matters for what is read ahead.
 const N_CHAINS_AT_ONCE: usize = 128;
 
 /// Entries of a plan that shared memory holds, those of one step at least.
-const N_PLAN: usize = 256;
+pub(super) const N_PLAN: usize = 256;
 const _: () = assert!(N_PLAIN_MAX + N_CODE_MAX + N_GATHERED + N_SUMS <= N_PLAN);
 
 /// By rising number of chains. Clusters came with 9.0, as did shared memory for many threads. A row alone has as many
-/// blocks as a cluster takes. Where rows are many, each has fewer: what every block does for itself, and their waiting for each
-/// other, cost more than reading out of L2 what shared memory has no room for.
+/// blocks as a cluster takes, and several have so many that all are about as many as there are multiprocessors. Where rows are
+/// many, each has few: what every block does for itself, and their waiting for each other, cost more than reading out of L2
+/// what shared memory has no room for.
 fn shapes((major, _): (i32, i32)) -> &'static [Shape] {
     const LEAST: Shape = Shape {
         kernel: "logit_programs_of_one",
@@ -74,6 +82,8 @@ fn shapes((major, _): (i32, i32)) -> &'static [Shape] {
     };
     const FEW: Shape =
         Shape { kernel: "logit_programs_of_few", n_chains_max: N_CHAINS_FEW, n_blocks: 8, ..LEAST };
+    const SOME: Shape =
+        Shape { kernel: "logit_programs_of_some", n_chains_max: N_CHAINS_SOME, n_blocks: 4, ..LEAST };
     const MANY: Shape = Shape {
         kernel: "logit_programs",
         n_chains_max: usize::MAX,
@@ -86,14 +96,17 @@ fn shapes((major, _): (i32, i32)) -> &'static [Shape] {
         Shape { n_threads: 128, n_blocks: 1, shared_bytes: 88 << 10, n_resident: 1, ..MANY };
     match major {
         ..9 => &[WITHOUT_CLUSTERS],
-        _ => &[LEAST, FEW, MANY],
+        _ => &[LEAST, FEW, SOME, MANY],
     }
 }
 
-/// The sources of the kernel, by rising number of chains, which compile side by side.
+/// The sources of the kernels, which compile side by side: those of any program by rising number of chains, that of programs
+/// that read the row once, and that in clusters of others without selections, where the device has clusters.
 #[must_use]
 pub fn sources(capability: (i32, i32)) -> Vec<Source> {
-    shapes(capability).iter().copied().map(source).collect()
+    let in_clusters = (capability.0 >= 9).then(program_passes::source);
+    let small = [program_single::source()].into_iter().chain(in_clusters);
+    shapes(capability).iter().copied().map(source).chain(small).collect()
 }
 
 fn source(shape: Shape) -> Source {
@@ -109,17 +122,25 @@ fn source(shape: Shape) -> Source {
         include_str!("program_select.cuh"),
         include_str!("program_plain.cuh"),
         include_str!("program_history.cuh"),
+        include_str!("program_numbers.cuh"),
         include_str!("program.cu")
     );
-    let source = Source::new("program.cu", text)
+    defined(Source::new("program.cu", text))
         .with("KERNEL", shape.kernel)
         .with("CLUSTER", shape.n_blocks)
         .with("THREADS", shape.n_threads)
         .with("GROUPS", shape.n_groups)
         .with("SHARED_BYTES", shape.shared_bytes)
+        .with("AT_ONCE", 8)
         .with("BLOCKS_OF_SM", shape.n_resident)
         .with("CHAINS_AT_ONCE", N_CHAINS_AT_ONCE)
+}
+
+/// What all kernels of programs are compiled with.
+pub(super) fn defined(source: Source) -> Source {
+    let source = source
         .with("N_PLAN", N_PLAN)
+        .with("N_SINGLE_ROOTS", N_SINGLE_ROOTS)
         .with("TOKEN_BITS", TOKEN_BITS)
         .with("GUMBEL_MAX", format!("{GUMBEL_MAX:?}f"))
         .with("N_GATHERED", N_GATHERED)
@@ -265,10 +286,11 @@ struct ProgramParams {
     states: Pointer,
     planes: Pointer,
     outputs: Pointer,
+    meetings: Pointer,
     vocab: i32,
     unused: i32,
 }
-params!(ProgramParams, 160);
+params!(ProgramParams, 168);
 
 /// Set in the number of a member that is a kept row.
 pub const KEPT_ROW: u32 = 1 << 31;
@@ -314,6 +336,8 @@ pub struct ProgramBuffers {
     pub planes: Slice,
     /// [`ProgramOutput`] `[n_rows_max]`.
     pub outputs: Slice,
+    /// [`meetings_bytes`] of `n_chains_max`, aligned to 8 bytes: zeros before and after every launch.
+    pub meetings: Slice,
 }
 
 /// Bytes of so many sets of planes.
@@ -328,41 +352,50 @@ fn n_large_clusters(kernel: &Kernel<ProgramParams>, shape: Shape) -> Result<usiz
     shape.launch(1).n_resident_clusters(kernel, shape.n_blocks as u32)
 }
 
-/// Whether the device takes enough of such clusters: a part of one may have no multiprocessors for them. A device that does not know
-/// them, or does not say, has none; the next shape takes their chains.
-fn has_room(shape: &Shape, n_clusters: Result<usize, CudaError>) -> bool {
-    match n_clusters {
-        Ok(n_clusters) => n_clusters >= N_CHAINS_LEAST,
-        Err(error) => {
-            let Shape { kernel, n_blocks, .. } = *shape;
-            tracing::warn!(%error, kernel, n_blocks, "logit programs run in smaller clusters");
-            false
-        }
-    }
+/// The shape for as many chains as the device takes such clusters at once: a part of one may have no multiprocessors for more. A
+/// device that does not know them, or does not say, has none; the next shape takes the other chains.
+fn with_room(shape: Shape, n_clusters: Result<usize, CudaError>) -> Option<Shape> {
+    let n_clusters = n_clusters.unwrap_or_else(|error| {
+        let Shape { kernel, n_blocks, .. } = shape;
+        tracing::warn!(%error, kernel, n_blocks, "logit programs run in smaller clusters");
+        0
+    });
+    (n_clusters > 0).then_some(Shape { n_chains_max: shape.n_chains_max.min(n_clusters), ..shape })
 }
 
-/// The kernel, loaded.
+/// The kernels, loaded.
 #[derive(Debug)]
 pub struct ProgramKernel {
     /// By rising number of chains; the last takes any.
     of: Vec<(Kernel<ProgramParams>, Shape)>,
+    single_pass: SinglePassKernel<ProgramParams>,
+    /// Where the device has clusters.
+    passes: Option<PassesKernel<ProgramParams>>,
 }
 
 impl ProgramKernel {
-    /// Finds the kernel in the modules of [`sources`] for this capability.
+    /// Finds the kernels in the modules of [`sources`] for the device.
     ///
     /// # Errors
     /// The driver refused.
-    pub fn new(modules: &[Module], capability: (i32, i32)) -> Result<Self, CudaError> {
+    ///
+    /// # Panics
+    /// The modules are not those of the sources.
+    pub fn new(modules: &[Module], gpu: &Gpu) -> Result<Self, CudaError> {
+        let (of_any, small) = modules.split_at(shapes(gpu.compute_capability()).len());
+        let single_pass = SinglePassKernel::new(&small[0], gpu.n_multiprocessors())?;
+        let passes = small.get(1).map(PassesKernel::new).transpose()?;
         let mut of = Vec::new();
-        for (module, &shape) in modules.iter().zip(shapes(capability)) {
+        for (module, &shape) in of_any.iter().zip(shapes(gpu.compute_capability())) {
             let kernel = module.kernel(shape.kernel)?;
             kernel.allow_shared_bytes(shape.shared_bytes)?;
-            if shape.n_blocks <= N_CLUSTER_BLOCKS || has_room(&shape, n_large_clusters(&kernel, shape)) {
-                of.push((kernel, shape));
-            }
+            let shape = match shape.n_blocks {
+                ..=N_CLUSTER_BLOCKS => Some(shape),
+                _ => with_room(shape, n_large_clusters(&kernel, shape)),
+            };
+            of.extend(shape.map(|shape| (kernel, shape)));
         }
-        Ok(Self { of })
+        Ok(Self { of, single_pass, passes })
     }
 
     /// Launches the programs of a bucket of `n_chains` chains.
@@ -376,24 +409,25 @@ impl ProgramKernel {
     /// # Safety
     /// Every place that a row names lies in its buffer (plans are whole, tokens below the vocabulary, masks of its
     /// length); the buffers live until the stream has passed the launch; the count of chains is at most `n_chains`; each row
-    /// is in one chain, and no other chain has its planes or its `state_out`.
+    /// is in one chain, and no other chain has its planes or its `state_out`; the kernels of the kind that is said run all of the
+    /// programs, and of a kind that is not any the chain of each index is the row of that index.
     pub unsafe fn run(
         &self,
         stream: &Stream,
         buffers: &ProgramBuffers,
         n_chains: usize,
         vocab_size: usize,
+        kind: ProgramKind,
     ) -> Result<(), CudaError> {
         assert!((1..=VOCAB_SIZE_MAX).contains(&vocab_size), "{vocab_size} tokens");
         expect("programs", buffers.programs, 1, 16);
         expect_i32("chains of programs", buffers.chains, n_chains);
         expect("logits", buffers.logits, vocab_size, 4);
         expect("planes", buffers.planes, planes_bytes(1, vocab_size), 1);
+        expect("meetings of programs", buffers.meetings, meetings_bytes(n_chains), 1);
         if n_chains == 0 {
             return Ok(());
         }
-        let is_for = |(_, shape): &&(_, Shape)| n_chains <= shape.n_chains_max;
-        let (kernel, shape) = self.of.iter().find(is_for).expect("the last takes any number");
         let params = ProgramParams {
             programs: buffers.programs.into(),
             rows: buffers.rows.into(),
@@ -414,10 +448,24 @@ impl ProgramKernel {
             states: buffers.states.into(),
             planes: buffers.planes.into(),
             outputs: buffers.outputs.into(),
+            meetings: buffers.meetings.into(),
             vocab: vocab_size as i32,
             unused: 0,
         };
-        // SAFETY: the lengths are asserted or the caller's promise.
+        match (kind, &self.passes) {
+            (ProgramKind::SinglePass, _) => {
+                // SAFETY: the lengths are asserted or the caller's promise.
+                return unsafe { self.single_pass.run(stream, &params, n_chains) };
+            }
+            (ProgramKind::Passes, Some(passes)) if n_chains <= program_passes::N_ROWS_MAX => {
+                // SAFETY: as above.
+                return unsafe { passes.run(stream, &params, n_chains) };
+            }
+            _ => {}
+        }
+        let is_for = |(_, shape): &&(_, Shape)| n_chains <= shape.n_chains_max;
+        let (kernel, shape) = self.of.iter().find(is_for).expect("the last takes any number");
+        // SAFETY: as above.
         unsafe { shape.launch(n_chains).run(stream, kernel, &params) }
     }
 }

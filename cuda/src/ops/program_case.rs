@@ -7,7 +7,7 @@ use trellis_engine::sampling::program::Program;
 use trellis_engine::sampling::{Bias, TokenMask};
 
 use super::program_plan::EncodedProgram;
-pub(super) use super::program_trial::{CaseRow, Host, Launched, difference, kernel, run};
+pub(super) use super::program_trial::{CaseRow, Host, Launched, difference, kernel, run, run_small};
 use crate::testing::Random;
 
 impl CaseRow {

@@ -23,20 +23,20 @@ __device__ __forceinline__ Many fetch(const Run& r, const Place& at, unsigned fl
     }
 }
 
-// Moves the entries on by four or eight: what is done with the first ones is done with all in so many turns.
+// Moves the entries on: what is done with the first ones is done with all in so many turns.
 template <int BY> __device__ __forceinline__ void turn(Many& x) {
     const Many old = x;
 #pragma unroll
     for (int i = 0; i < EACH; i++) x.v[i] = old.v[(i + BY) % EACH];
 }
 
-// Makes `f` of each entry, in turns as it is long.
+// Makes `f` of each entry, AT_ONCE in a turn as it is long.
 template <class F> __device__ __forceinline__ void in_turns(Many& x, F f) {
 #pragma unroll 1
-    for (int i = 0; i < EACH; i += 8) {
+    for (int i = 0; i < EACH; i += AT_ONCE) {
 #pragma unroll
-        for (int k = 0; k < 8; k++) x.v[k] = f(x.v[k]);
-        turn<8>(x);
+        for (int k = 0; k < AT_ONCE; k++) x.v[k] = f(x.v[k]);
+        turn<AT_ONCE>(x);
     }
 }
 
@@ -125,21 +125,23 @@ __device__ __forceinline__ bool element_with_number(const Run& r, const Place& a
     }                                                                                                                  \
     break
 
-// An operation over rows. `acc` is the first operand and what it makes.
+// An operation over rows. `x` is the first operand and what it makes; `third` fetches the third, where it is a row.
+template <class F>
 __device__ __forceinline__ void element(const Run& r, const Place& at, uint4 in, unsigned code, Many& x,
-                                        const Many& y) {
+                                        const Many& y, F third) {
     switch (code) {
     case ADD: EACH(fminf(__fadd_rn(a, b), FLOAT_MAX));
     case SUB: EACH(in_row(__fsub_rn(a, b)));
     case MUL: EACH(in_row(__fmul_rn(a, b)));
     case DIV: {
         Many by = y;
+        constexpr int BY = AT_ONCE < 4 ? AT_ONCE : 4;
 #pragma unroll 1
-        for (int i = 0; i < EACH; i += 4) {
+        for (int i = 0; i < EACH; i += BY) {
 #pragma unroll
-            for (int k = 0; k < 4; k++) x.v[k] = in_row(__fdiv_rn(x.v[k], by.v[k]));
-            turn<4>(x);
-            turn<4>(by);
+            for (int k = 0; k < BY; k++) x.v[k] = in_row(__fdiv_rn(x.v[k], by.v[k]));
+            turn<BY>(x);
+            turn<BY>(by);
         }
         break;
     }
@@ -164,7 +166,7 @@ __device__ __forceinline__ void element(const Run& r, const Place& at, uint4 in,
             EACH(a != 0.0f ? b : z);
         }
         // The third operand is in the accumulator only where it is the first as well.
-        const Many z = fetch(r, at, in.x >> 20, in.w, x);
+        const Many z = third();
         EACH(a != 0.0f ? b : z.v[i]);
     }
 }

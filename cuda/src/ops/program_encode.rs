@@ -5,6 +5,7 @@ use trellis_programs::Source;
 use super::program_code::{Code, Element, Entry, N_REGISTERS, Root, Taken, TooLarge, code, source_entry};
 use super::program_plain::{N_PLAIN_MAX, plain};
 use super::program_plan::{EncodedProgram, N_GATHERED, N_HEADER, N_SUMS, NO_NUMBER, PlanError};
+use super::program_small::SmallCode;
 
 /// What is gathered, and where it goes.
 #[derive(Clone, Copy)]
@@ -51,6 +52,9 @@ pub(super) enum Scalar {
 pub(super) const WITHIN_LIST: u32 = 1 << 8;
 /// In a step, the bits from here on: entries of its code that are plain roots, which come first.
 pub(super) const N_PLAIN_SHIFT: u32 = 16;
+/// In the header, behind the number of steps: entries of code for the kernels of small programs, which come behind all other
+/// code; see `program_small`.
+pub(super) const N_SMALL_SHIFT: u32 = 16;
 /// In the header, that some pass adds up rows, and that there are selections.
 pub(super) const HAS_SUMS: u32 = 1 << 24;
 pub(super) const HAS_SELECTIONS: u32 = 1 << 25;
@@ -101,6 +105,9 @@ impl Parts {
         let numbers = |numbers: &[u8], first: usize| {
             Entry([0, 1, 2, 3].map(|i| u32::from(numbers.get(first + i).copied().unwrap_or(NO_NUMBER))))
         };
+        let kind = list.small.finish(list.steps.len(), list.code.len(), self.sources.len());
+        let n_small = list.small.entries.len();
+        list.code.append(&mut list.small.entries);
         let (n_steps, n_code, n_sources) = (list.steps.len(), list.code.len(), self.sources.len());
         let code_start = N_HEADER + n_steps;
         for step in &mut list.steps {
@@ -108,7 +115,7 @@ impl Parts {
         }
         let mut entries = vec![
             Entry([
-                n_steps as u32,
+                n_steps as u32 | (n_small as u32) << N_SMALL_SHIFT,
                 u32::from(ends.token)
                     | (self.n_planes as u32) << 8
                     | (list.n_registers as u32) << 16
@@ -123,7 +130,7 @@ impl Parts {
         entries.extend(list.steps);
         entries.extend(list.code);
         entries.extend(self.sources.iter().map(|&source| source_entry(source)));
-        Ok(EncodedProgram { entries, n_planes: self.n_planes, n_passes: list.n_passes })
+        Ok(EncodedProgram { entries, n_planes: self.n_planes, n_passes: list.n_passes, kind })
     }
 
     fn encode_numbers(&self, list: &mut List, stage: usize) -> Result<(), PlanError> {
@@ -175,12 +182,14 @@ impl Parts {
         match made {
             Ok(PassCode { entries: code, n_plain, n_registers }) => {
                 list.n_registers = list.n_registers.max(n_registers);
+                // Where its code begins for the kernels of small programs.
+                let small = list.small.push_pass(&self.elements, &placed);
                 let finish = |(root, &slot): (&Root, &u8)| {
                     let max = match root.operands[2] {
                         Taken::Number(number) => u32::from(number),
                         _ => 0,
                     };
-                    Entry([root.code as u32 | u32::from(root.result) << 8, u32::from(slot), max, 0])
+                    Entry([root.code as u32 | u32::from(root.result) << 8, u32::from(slot), max, small])
                 };
                 let finishes: Vec<Entry> = roots.iter().zip(&slots).map(finish).collect();
                 let n_code = code.len();
@@ -283,6 +292,7 @@ struct List {
     n_registers: usize,
     flags: u32,
     n_passes: usize,
+    small: SmallCode,
     /// The selection whose tokens are listed, if they are few.
     listed: Option<u8>,
 }
@@ -309,6 +319,9 @@ impl List {
         if !entries.is_empty() {
             let start = self.code.len() as u32;
             self.code.extend_from_slice(entries);
+            if !matches!(code, Code::Numbers | Code::Pass) {
+                self.small.refuse();
+            }
             self.steps.push(Entry([code as u32 | flags, start, entries.len() as u32, n_first]));
         }
     }

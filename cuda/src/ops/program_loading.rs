@@ -1,5 +1,5 @@
-//! The kernel of logit programs, made ready when the first program is put on: few daemons run one, and it takes longer to
-//! compile than all others.
+//! The kernels of logit programs, made ready when the first program is put on: few daemons run one, and they take longer to
+//! compile than all others. Where they are kept from before, they are loaded behind the first model.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -41,6 +41,11 @@ impl ProgramLoading {
         ready
     }
 
+    /// Whether nothing has to be compiled.
+    pub(crate) fn is_kept(gpu: &Gpu, compiler: &Compiler) -> bool {
+        sources(gpu.compute_capability()).iter().all(|source| compiler.is_kept(source))
+    }
+
     /// Waits until the kernel is ready, if it was asked for.
     pub(crate) fn wait(&self) {
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,8 +68,7 @@ impl Drop for ProgramLoading {
 
 fn load(gpu: &Gpu, compiler: &Compiler) -> Result<ProgramKernel, CudaError> {
     gpu.make_current()?;
-    let capability = gpu.compute_capability();
-    let sources = sources(capability);
+    let sources = sources(gpu.compute_capability());
     let cubins: Vec<_> = thread::scope(|scope| {
         let compiling: Vec<_> = sources.iter().map(|source| scope.spawn(|| compiler.cubin(source))).collect();
         let done =
@@ -73,5 +77,5 @@ fn load(gpu: &Gpu, compiler: &Compiler) -> Result<ProgramKernel, CudaError> {
     });
     let load = |cubin: Result<Arc<[u8]>, CudaError>| Module::load(gpu, &cubin?);
     let modules = cubins.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
-    ProgramKernel::new(&modules, capability)
+    ProgramKernel::new(&modules, gpu)
 }

@@ -16,6 +16,7 @@ use super::program_code::{
     unary,
 };
 use super::program_encode::{Ends, Gather, Parts, Scalar, Selection};
+pub use super::program_small::ProgramKind;
 
 #[path = "program_known.rs"]
 mod known;
@@ -81,6 +82,7 @@ pub struct EncodedProgram {
     pub(super) entries: Vec<Entry>,
     pub(super) n_planes: usize,
     pub(super) n_passes: usize,
+    pub(super) kind: ProgramKind,
 }
 
 impl EncodedProgram {
@@ -126,6 +128,12 @@ impl EncodedProgram {
     #[must_use]
     pub fn n_planes(&self) -> usize {
         self.n_planes
+    }
+
+    /// Which kernels can run it.
+    #[must_use]
+    pub fn kind(&self) -> ProgramKind {
+        self.kind
     }
 
     /// Readings of the row without those of selections.

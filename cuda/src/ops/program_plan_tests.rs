@@ -3,7 +3,7 @@ use std::fmt::Write;
 use trellis_engine::sampling::program::{Definition, Program, RowShape};
 use trellis_programs::{Source, library, random};
 
-use super::super::program_encode::N_PLAIN_SHIFT;
+use super::super::program_encode::{N_PLAIN_SHIFT, N_SMALL_SHIFT};
 use super::super::program_library::library_programs;
 use super::*;
 
@@ -99,7 +99,7 @@ fn what_nothing_needs_is_left_out() {
 
 /// Steps that read the row.
 fn passes(plan: &EncodedProgram) -> Vec<Entry> {
-    let n_steps = plan.entries()[0].0[0] as usize;
+    let n_steps = (plan.entries()[0].0[0] & ((1 << N_SMALL_SHIFT) - 1)) as usize;
     let is_pass = |step: &&Entry| {
         [Code::Pass, Code::Largest, Code::Nucleus].iter().any(|&code| step.0[0] & 255 == code as u32)
     };

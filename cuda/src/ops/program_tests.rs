@@ -5,7 +5,7 @@ use trellis_programs::{Source, library, random};
 
 use super::super::common::check::assert_compiles_for;
 use super::super::program_case::{
-    CaseRow, Host, Launched, difference, hard_logits, kernel, plain_logits, run,
+    CaseRow, Host, Launched, difference, hard_logits, kernel, plain_logits, run, run_small,
 };
 use super::super::program_library::library_programs;
 use super::super::program_plan::EncodedProgram;
@@ -48,7 +48,7 @@ fn compare(rows: Vec<(String, CaseRow)>, vocab_size: usize) -> usize {
     // Mostly more chains than the kernels for some take, and then no more than they do: a bucket has one more.
     let all: Vec<&CaseRow> = rows.iter().collect();
     let answers = run(&gpu, &all, 2, vocab_size);
-    for n_chains in [N_CHAINS_FEW, N_CHAINS_LEAST] {
+    for n_chains in [N_CHAINS_SOME, N_CHAINS_FEW, N_CHAINS_LEAST / 2] {
         let some = all.chunks(3 * (n_chains - 1));
         let of_some: Vec<Answer> = some.flat_map(|rows| run(&gpu, rows, 3, vocab_size)).collect();
         let is_other = |(many, some): &(&Answer, &Answer)| bits(many) != bits(some);
@@ -59,6 +59,18 @@ fn compare(rows: Vec<(String, CaseRow)>, vocab_size: usize) -> usize {
             "of {} rows differ between launches of many and of {n_chains} chains",
             rows.len()
         );
+    }
+    for kind in [ProgramKind::SinglePass, ProgramKind::Passes] {
+        let small: Vec<usize> = (0..rows.len()).filter(|&idx| rows[idx].plan.kind() <= kind).collect();
+        for n_rows in [64, 20, 5] {
+            for some in small.chunks(n_rows) {
+                let rows: Vec<&CaseRow> = some.iter().map(|&idx| &rows[idx]).collect();
+                for (&idx, answer) in some.iter().zip(run_small(&gpu, &rows, vocab_size, kind)) {
+                    let name = &names[idx];
+                    assert_eq!(bits(&answers[idx]), bits(&answer), "{name}, {kind:?} of {n_rows} rows");
+                }
+            }
+        }
     }
     n_different(&names.into_iter().zip(rows).collect::<Vec<_>>(), vocab_size, &answers)
 }
@@ -90,9 +102,11 @@ fn a_device_that_does_not_take_large_clusters_has_a_kernel_for_every_chain_all_t
     let shapes = shapes((9, 0));
     let large = shapes.iter().filter(|shape| shape.n_blocks > N_CLUSTER_BLOCKS);
     assert!(large.clone().count() > 0);
-    for shape in large {
-        assert!(has_room(shape, Ok(N_CHAINS_LEAST)) && !has_room(shape, Ok(N_CHAINS_LEAST - 1)));
-        assert!(!has_room(shape, Err(refused())));
+    for &shape in large {
+        let n_chains = |n_clusters| with_room(shape, n_clusters).map(|shape| shape.n_chains_max);
+        assert_eq!(n_chains(Ok(100)), Some(shape.n_chains_max));
+        assert_eq!(n_chains(Ok(3)), Some(3), "others would wait for one of them to end");
+        assert_eq!((n_chains(Ok(0)), n_chains(Err(refused()))), (None, None));
     }
     let others: Vec<&Shape> = shapes.iter().filter(|shape| shape.n_blocks <= N_CLUSTER_BLOCKS).collect();
     assert_eq!(others.last().map(|shape| shape.n_chains_max), Some(usize::MAX));
@@ -200,8 +214,12 @@ fn selections_end_whatever_the_row_is() {
 }
 
 /// What is timed, by name.
-fn timed_programs() -> [(&'static str, Definition); 5] {
-    // 12 operations.
+fn timed_programs() -> [(&'static str, Definition); 6] {
+    // 12 operations each.
+    let one_reduction = Definition::build(|b| {
+        let x = b.logits() / 0.8;
+        (0..8).fold(x, |x, idx| if idx % 2 == 0 { x + 0.8 } else { x - 0.8 }).draw(Source::SEED)
+    });
     let two_reductions = Definition::build(|b| {
         let x = b.logits() / 0.8;
         let bound = -(4.0 - x.max());
@@ -210,6 +228,7 @@ fn timed_programs() -> [(&'static str, Definition); 5] {
     [
         ("greedy", Definition::build(|b| library::greedy(b.logits()))),
         ("draw at a temperature", Definition::build(|b| (b.logits() / 0.8).draw(Source::SEED))),
+        ("12 operations that read once", one_reduction),
         ("two reductions", two_reductions),
         ("typical 0.9", Definition::build(|b| library::typical(b.logits(), 0.9).draw(Source::SEED))),
         (
@@ -228,17 +247,18 @@ fn speed() {
     let mut random = Random(1);
     let normal = plain_logits(&mut random, VOCAB_SIZE);
     let kernel = kernel(&gpu);
-    println!("{:<30} {:>5} {:>14} {:>14} {:>14} {:>14}", "us", "cost", "1", "1, equal", "256", "256, equal");
+    let heads = ["1", "1, equal", "32", "32, equal", "256", "256, equal"].map(|head| format!(" {head:>14}"));
+    println!("{:<30} {:>5}{}", "us", "cost", heads.concat());
     for (name, definition) in timed_programs() {
         let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
         let cost = program.cost();
         let mut line = format!("{name:<30} {cost:>5.1}");
-        for n_rows in [1, 256] {
+        for n_rows in [1, 32, 256] {
             for logits in [&normal, &vec![0.5; VOCAB_SIZE]] {
                 let row = |idx| CaseRow::plain(program.clone(), logits.clone(), idx as u64);
                 let rows: Vec<CaseRow> = (0..n_rows).map(row).collect();
-                let launched =
-                    Launched::new(&gpu, &Host::of(&rows.iter().collect::<Vec<_>>(), 1), VOCAB_SIZE);
+                let host = Host::of(&rows.iter().collect::<Vec<_>>(), 1);
+                let launched = Launched::new(&gpu, &host, VOCAB_SIZE, rows[0].plan.kind());
                 let time = gpu.median_us(|| launched.run(&gpu, &kernel, VOCAB_SIZE));
                 line += &format!(" {time:>14.1}");
             }
@@ -262,7 +282,7 @@ fn speed_with_a_cold_cache() {
     for (name, definition) in timed_programs() {
         let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
         let row = CaseRow::plain(program, normal.clone(), 0);
-        let launched = Launched::new(&gpu, &Host::of(&[&row], 1), VOCAB_SIZE);
+        let launched = Launched::new(&gpu, &Host::of(&[&row], 1), VOCAB_SIZE, row.plan.kind());
         let time = gpu.median_us(|| {
             evict();
             launched.run(&gpu, &kernel, VOCAB_SIZE);

@@ -12,7 +12,8 @@ use super::program::{
     KEPT_ROW, ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, sources,
 };
 use super::program_code::Entry;
-use super::program_plan::EncodedProgram;
+use super::program_plan::{EncodedProgram, ProgramKind};
+use super::program_single::meetings_bytes;
 use super::shares::PageEntry;
 use crate::bare::{TestGpu, download, poisoned, upload};
 use crate::{Buffer, Plain};
@@ -212,17 +213,21 @@ pub(super) struct Launched {
     pub(super) bucket: usize,
     /// Rows, and one past the end.
     pub(super) n_rows: usize,
+    pub(super) kind: ProgramKind,
 }
 
 impl Launched {
     /// Uploads rows into a bucket with room for one more.
-    pub(super) fn new(gpu: &TestGpu, host: &Host, vocab_size: usize) -> Self {
+    pub(super) fn new(gpu: &TestGpu, host: &Host, vocab_size: usize, kind: ProgramKind) -> Self {
         let (bucket, n_rows) = (host.chains.len() + 1, host.rows.len() + 1);
         let mut rows = host.rows.clone();
         rows.push(ProgramRow { program: u32::MAX, ..rows[0] });
         let past = [&host.chains[..], &[host.rows.len() as u32]].concat();
         let planes = poisoned(gpu, planes_bytes(bucket, vocab_size));
-        planes.slice().fill(&gpu.stream, 0).expect("filled");
+        let meetings = poisoned(gpu, meetings_bytes(bucket));
+        for zeros in [&planes, &meetings] {
+            zeros.slice().fill(&gpu.stream, 0).expect("filled");
+        }
         let held = vec![
             put(gpu, &host.programs),
             put(gpu, &rows),
@@ -243,6 +248,7 @@ impl Launched {
             planes,
             put(gpu, &host.kept_rows),
             poisoned(gpu, n_rows * size_of::<ProgramOutput>()),
+            meetings,
         ];
         let slice = |idx: usize| held[idx].slice();
         let buffers = ProgramBuffers {
@@ -265,14 +271,16 @@ impl Launched {
             states: slice(15),
             planes: slice(16),
             outputs: slice(18),
+            meetings: slice(19),
         };
-        Self { held, buffers, bucket, n_rows }
+        Self { held, buffers, bucket, n_rows, kind }
     }
 
     /// Runs the programs once.
     pub(super) fn run(&self, gpu: &TestGpu, kernel: &ProgramKernel, vocab_size: usize) {
         // SAFETY: `Host` put every place inside its buffer, `self` holds them, and the row past the end is not read.
-        unsafe { kernel.run(&gpu.stream, &self.buffers, self.bucket, vocab_size) }.expect("launched");
+        unsafe { kernel.run(&gpu.stream, &self.buffers, self.bucket, vocab_size, self.kind) }
+            .expect("launched");
     }
 }
 
@@ -288,9 +296,9 @@ fn put<T: Plain>(gpu: &TestGpu, values: &[T]) -> Buffer {
 pub(super) fn kernel(gpu: &TestGpu) -> MutexGuard<'static, ProgramKernel> {
     static KERNEL: OnceLock<Mutex<ProgramKernel>> = OnceLock::new();
     let load = || {
-        let capability = gpu.gpu.compute_capability();
-        let modules: Vec<_> = sources(capability).into_iter().map(|source| gpu.module(source)).collect();
-        Mutex::new(ProgramKernel::new(&modules, capability).expect("the kernel"))
+        let sources = sources(gpu.gpu.compute_capability());
+        let modules: Vec<_> = sources.into_iter().map(|source| gpu.module(source)).collect();
+        Mutex::new(ProgramKernel::new(&modules, &gpu.gpu).expect("the kernels"))
     };
     KERNEL.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -302,16 +310,38 @@ pub(crate) fn run(
     chain_len: usize,
     vocab_size: usize,
 ) -> Vec<(ProgramOutput, [f32; 8])> {
+    run_as(gpu, rows, chain_len, vocab_size, ProgramKind::Any)
+}
+
+/// The same, by the kernels for programs of a kind; each row is a chain.
+pub(crate) fn run_small(
+    gpu: &TestGpu,
+    rows: &[&CaseRow],
+    vocab_size: usize,
+    kind: ProgramKind,
+) -> Vec<(ProgramOutput, [f32; 8])> {
+    assert!(rows.iter().all(|row| row.plan.kind() <= kind), "all are of that kind");
+    run_as(gpu, rows, 1, vocab_size, kind)
+}
+
+fn run_as(
+    gpu: &TestGpu,
+    rows: &[&CaseRow],
+    chain_len: usize,
+    vocab_size: usize,
+    kind: ProgramKind,
+) -> Vec<(ProgramOutput, [f32; 8])> {
     let host = Host::of(rows, chain_len);
     let kernel = kernel(gpu);
-    let launched = Launched::new(gpu, &host, vocab_size);
+    let launched = Launched::new(gpu, &host, vocab_size, kind);
     launched.run(gpu, &kernel, vocab_size);
     let buffers = &launched.buffers;
     let outputs = download(gpu, buffers.outputs, launched.n_rows, ProgramOutput::default());
     let past = outputs.last().expect("a row past the end");
     assert_eq!(past.token, u32::MAX, "a row past the end is written");
     let planes = download(gpu, buffers.planes, buffers.planes.n_bytes / 4, 1u32);
-    assert!(planes.iter().all(|&bits| bits == 0), "planes are left as they were found");
+    let meetings = download(gpu, buffers.meetings, buffers.meetings.n_bytes / 4, 1u32);
+    assert!(planes.iter().chain(&meetings).all(|&bits| bits == 0), "what was zeros is left as it was found");
     let states = download(gpu, buffers.states, host.states.len(), 0f32);
     drop(launched.held);
     let state_out = |idx: usize| states[16 * idx + 8..][..8].try_into().expect("eight numbers");

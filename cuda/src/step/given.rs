@@ -21,7 +21,7 @@ use super::slots::EditList;
 use super::words::to_words;
 use crate::ops::logits::{BiasPair, NOWHERE};
 use crate::ops::program::ProgramBias;
-use crate::ops::program_plan::EncodedProgram;
+use crate::ops::program_plan::{EncodedProgram, ProgramKind};
 use crate::ops::steer;
 
 /// Words that places are multiples of: the widest access.
@@ -94,12 +94,24 @@ enum Thing {
     Steering([u8; 32]),
 }
 
+/// What is known of a thing besides its words.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    /// Planes of a plan, or pairs of a sparse bias.
+    n: usize,
+    /// Of a plan.
+    kind: ProgramKind,
+}
+
+impl Facts {
+    const NONE: Self = Self { n: 0, kind: ProgramKind::Any };
+}
+
 #[derive(Debug)]
 struct Kept {
     thing: Thing,
     end: usize,
-    /// Planes of a plan, or pairs of a sparse bias.
-    n: usize,
+    facts: Facts,
     used_in: u64,
     /// While it is here, no other mask or bias has the address.
     _owner: Owner,
@@ -125,11 +137,13 @@ pub(super) struct Brought {
 }
 
 /// Where the things of one draw lie, in the units in which the kernel counts.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Places {
     /// Entries.
     pub(super) plan: u32,
     pub(super) n_planes: usize,
+    /// Which kernels can run the program.
+    pub(super) kind: ProgramKind,
     /// Words of 64 bits.
     pub(super) masks: SmallVec<[u32; 2]>,
     pub(super) biases: SmallVec<[ProgramBias; 2]>,
@@ -176,7 +190,7 @@ impl Given {
     pub(super) fn place(&mut self, put_on: &PutOn, keeps: Keeps) -> Option<Places> {
         let program = &put_on.program;
         let which = (program.id(), keeps);
-        let (plan, n_planes) = self.put(Thing::Plan(program.id(), keeps), |this| {
+        let (plan, of_plan) = self.put(Thing::Plan(program.id(), keeps), |this| {
             if this.refused.contains(&which) {
                 return None;
             }
@@ -192,40 +206,43 @@ impl Given {
                 return None;
             };
             this.brought.words.extend_from_slice(to_words(plan.entries()));
-            Some((plan.n_planes(), Owner::None))
+            let facts = Facts { n: plan.n_planes(), kind: plan.kind() };
+            Some((facts, Owner::None))
         })?;
         let mask = |this: &mut Self, mask: &Arc<TokenMask>| {
             let (start, _) = this.put(Thing::Mask(Arc::as_ptr(mask) as usize), |this| {
                 this.brought
                     .words
                     .extend(mask.words().iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
-                Some((0, Owner::Mask(Arc::downgrade(mask))))
+                Some((Facts::NONE, Owner::Mask(Arc::downgrade(mask))))
             })?;
             Some(start as u32 / 2)
         };
         let bias = |this: &mut Self, bias: &Arc<Bias>| {
-            let (start, n) = this.put(Thing::Bias(Arc::as_ptr(bias) as usize), |this| {
+            let (start, facts) = this.put(Thing::Bias(Arc::as_ptr(bias) as usize), |this| {
                 let owner = Owner::Bias(Arc::downgrade(bias));
                 match &**bias {
                     Bias::Dense(values) => {
                         this.brought.words.extend(values.iter().map(|value| value.to_bits()));
-                        Some((0, owner))
+                        Some((Facts::NONE, owner))
                     }
                     Bias::Sparse(pairs) => {
                         let pairs = pairs.iter().map(|&(token, value)| BiasPair { token, value });
                         this.brought.words.extend(pairs.flat_map(|pair| [pair.token, pair.value.to_bits()]));
-                        Some((bias.n_bytes() / size_of::<BiasPair>(), owner))
+                        let n = bias.n_bytes() / size_of::<BiasPair>();
+                        Some((Facts { n, ..Facts::NONE }, owner))
                     }
                 }
             })?;
             Some(match &**bias {
                 Bias::Dense(_) => ProgramBias { start: start as u32, n_pairs: NOWHERE },
-                Bias::Sparse(_) => ProgramBias { start: start as u32 / 2, n_pairs: n as u32 },
+                Bias::Sparse(_) => ProgramBias { start: start as u32 / 2, n_pairs: facts.n as u32 },
             })
         };
         Some(Places {
             plan: (plan / ALIGNMENT) as u32,
-            n_planes,
+            n_planes: of_plan.n,
+            kind: of_plan.kind,
             masks: put_on.masks.iter().map(|it| mask(self, it)).collect::<Option<_>>()?,
             biases: put_on.biases.iter().map(|it| bias(self, it)).collect::<Option<_>>()?,
         })
@@ -252,10 +269,10 @@ impl Given {
         assert!(place_all(self), "the engine gives a step no more than it brings");
     }
 
-    fn place_steering(&mut self, steering: &Steering, n_layers: usize) -> Option<(usize, usize)> {
+    fn place_steering(&mut self, steering: &Steering, n_layers: usize) -> Option<(usize, Facts)> {
         self.put(Thing::Steering(*steering.fingerprint()), |this| {
             steer::write(steering, n_layers, &mut this.brought.words);
-            Some((0, Owner::None))
+            Some((Facts::NONE, Owner::None))
         })
     }
 
@@ -268,12 +285,12 @@ impl Given {
     fn put(
         &mut self,
         thing: Thing,
-        write: impl FnOnce(&mut Self) -> Option<(usize, Owner)>,
-    ) -> Option<(usize, usize)> {
+        write: impl FnOnce(&mut Self) -> Option<(Facts, Owner)>,
+    ) -> Option<(usize, Facts)> {
         if let Some(&start) = self.places.get(&thing) {
             let kept = self.kept.get_mut(&start).expect("what has a place is kept");
             kept.used_in = self.step;
-            return Some((start, kept.n));
+            return Some((start, kept.facts));
         }
         let first = self.brought.words.len();
         let written = write(self);
@@ -281,7 +298,7 @@ impl Given {
         let n_brought = self.brought.n_words + EditList::n_brought_words(n_words);
         let is_room = n_brought <= self.n_brought_max;
         let start = written.as_ref().filter(|_| is_room).and_then(|_| self.make_room(n_words));
-        let (Some((n, owner)), Some(start)) = (written, start) else {
+        let (Some((facts, owner)), Some(start)) = (written, start) else {
             self.brought.words.truncate(first);
             return None;
         };
@@ -289,9 +306,9 @@ impl Given {
         let end = start + n_words;
         self.brought.parts.push((start, first..self.brought.words.len()));
         self.next = end.next_multiple_of(ALIGNMENT);
-        self.kept.insert(start, Kept { thing, end, n, used_in: self.step, _owner: owner });
+        self.kept.insert(start, Kept { thing, end, facts, used_in: self.step, _owner: owner });
         self.places.insert(thing, start);
-        Some((start, n))
+        Some((start, facts))
     }
 
     /// So many words that this step does not read; what was there goes.

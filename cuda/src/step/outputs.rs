@@ -23,6 +23,7 @@ use super::taps::Taps;
 use super::whole::{KeptRun, Reading, RowOf, RowWords, WholeRows};
 use crate::kept::KeptPlace;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
+use crate::ops::program_plan::ProgramKind;
 use crate::ops::topn::N_TOP_MAX;
 
 /// Scores that one step returns from the device.
@@ -50,6 +51,8 @@ pub(crate) struct Group {
     pub(crate) n_programs: usize,
     pub(crate) chains_start: usize,
     pub(crate) n_chains: usize,
+    /// Which kernels can run its programs.
+    pub(crate) program_kind: ProgramKind,
     pub(crate) stages: Stages,
     /// Whether the host fetches something of it before the next group's logits take its place.
     pub(crate) has_host_work: bool,
@@ -328,6 +331,7 @@ impl Outputs {
                 n_programs: 0,
                 chains_start: self.programs.chains.len(),
                 n_chains: 0,
+                program_kind: ProgramKind::Any,
                 stages: Stages::default(),
                 has_host_work: false,
                 wholes: Vec::new(),
@@ -376,6 +380,7 @@ impl Outputs {
             Wants::PROGRAM => {
                 group.n_programs = self.programs.rows.len() - group.programs_start;
                 group.n_chains = self.programs.chains.len() - group.chains_start;
+                group.program_kind = self.programs.kind(group.programs_start);
                 let program_idx = self.programs.rows.len() - 1;
                 Place::Programmed {
                     output_idx,

@@ -15,6 +15,7 @@ use super::*;
 use crate::kept::FreeRows;
 use crate::ops::logits::{NOWHERE, Wants};
 use crate::ops::program::{KEPT_ROW, ProgramBias, ProgramRow};
+use crate::ops::program_plan::ProgramKind;
 
 const VOCAB_SIZE: usize = 100;
 
@@ -130,6 +131,41 @@ fn guesses_of_a_program_with_a_state_are_a_chain_and_others_are_not() {
     assert_eq!(chains, [0, 3, 4]);
     assert_eq!(rows.iter().map(|row| row.next).collect::<Vec<_>>(), [1, 2, NOWHERE, NOWHERE, NOWHERE]);
     assert_eq!((rows[1].state_in, rows[1].state_out), (STATES as u32, STATES as u32));
+}
+
+#[test]
+fn a_group_takes_the_kernel_that_all_its_programs_fit() {
+    let stateful = sampler(Definition::build(|b| {
+        let state = b.state(0.0);
+        state.set(state.get() + 1.0);
+        (b.logits() + state.get()).draw(Source::SEED)
+    }));
+    let bounded = sampler(Definition::build(|b| library::min_p(b.logits(), 0.1).draw(Source::SEED)));
+    let (plain, truncated) =
+        (plain(), sampler(Definition::build(|b| library::top_k(b.logits(), 5.0).draw(Source::SEED))));
+    let tokens: Vec<Token> = (0..24).collect();
+    let starts = [at([0.0; 8], 1), Start::Before];
+    let kinds = |asked: &[(&Sampler, usize)]| {
+        let asked = asked.iter().zip(0..);
+        let batch: Vec<_> = asked
+            .map(|(&(sampler, n), slot)| row(slot, &tokens, 24 - n, asks(sampler, 24 - n, &starts[..n])))
+            .collect();
+        let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+        let lists = fill(&rows);
+        lists.outputs.groups.iter().map(|group| group.program_kind).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(&[(&plain, 1), (&stateful, 1)]), [ProgramKind::SinglePass]);
+    assert_eq!(
+        kinds(&[(&plain, 2)]),
+        [ProgramKind::SinglePass],
+        "guesses without a state do not wait for one another"
+    );
+    assert_eq!(kinds(&[(&stateful, 2)]), [ProgramKind::Any], "those with one do");
+    assert_eq!(kinds(&[(&plain, 1), (&bounded, 1)]), [ProgramKind::Passes]);
+    assert_eq!(kinds(&[(&plain, 1), (&truncated, 1), (&bounded, 1)]), [ProgramKind::Any]);
+    // Of another group nothing matters.
+    let two_groups = kinds(&[(&truncated, 1), (&plain, 1), (&plain, 1), (&plain, 1), (&plain, 2)]);
+    assert_eq!(two_groups, [ProgramKind::Any, ProgramKind::SinglePass]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::words::to_words;
 use crate::kept::KeptPlace;
 use crate::ops::logits::NOWHERE;
 use crate::ops::program::{KEPT_ROW, ProgramRow};
+use crate::ops::program_plan::ProgramKind;
 
 /// Words that a draw brings at most besides what is kept: parameters, places of masks and biases, rows of the others of a
 /// mixture, the state.
@@ -30,6 +31,8 @@ pub(crate) struct Programs {
     pub(crate) chains: Vec<u32>,
     /// Chains of the group being taken in.
     open: Vec<Chain>,
+    /// Which kernels can run all programs of the group being taken in, if it has any.
+    kind: Option<ProgramKind>,
     /// Those of them that have planes: their indices.
     with_planes: Vec<usize>,
     /// The one among them that takes the next row that wants planes, when there is no set left.
@@ -113,9 +116,16 @@ impl Programs {
     /// Rows of one group are in no chain with those of another.
     pub(super) fn begin_group(&mut self) {
         self.open.clear();
+        self.kind = None;
         self.with_planes.clear();
         self.next_with_planes = 0;
         self.last = None;
+    }
+
+    /// Which kernels can run the group being taken in, whose rows begin there. One alone works out chains of several rows.
+    pub(super) fn kind(&self, group_start: usize) -> ProgramKind {
+        let is_each_alone = self.open.len() == self.rows.len() - group_start;
+        self.kind.filter(|_| is_each_alone).unwrap_or(ProgramKind::Any)
     }
 
     /// Where the last draw of a slot ended, if the host knows.
@@ -237,6 +247,7 @@ impl Programs {
             state_out,
         };
         self.rows.push(row);
+        self.kind = self.kind.max(Some(given.kind));
         let n_drawn_after = n_drawn.saturating_add(1);
         let is_in_tail = after.is_some();
         let end = RowEnd { row_idx: at.row_idx, state: state_out, is_in_tail, n_drawn: n_drawn_after };

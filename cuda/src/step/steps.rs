@@ -6,6 +6,7 @@ mod graphs;
 mod host_buffers;
 mod late;
 mod launches;
+mod program_memory;
 mod sizes;
 
 use std::collections::HashMap;
@@ -26,10 +27,10 @@ use self::host_buffers::HostBuffers;
 pub(crate) use self::late::LATE_MASK_BYTES_MAX;
 use self::late::WaitingStep;
 pub(super) use self::late::sit_out;
+use self::program_memory::ProgramMemory;
 pub(crate) use self::sizes::StepLimits;
 use self::sizes::{
-    Regions, n_entries_max, n_output_words, n_outputs_max, n_plane_sets, page_tokens_bytes, states_bytes,
-    token_bucket,
+    Regions, n_entries_max, n_output_words, n_outputs_max, page_tokens_bytes, states_bytes, token_bucket,
 };
 use super::captured::{Captured, CapturedLimits};
 use super::given::{Given, Keeps};
@@ -50,7 +51,6 @@ use crate::ops::attention::Attention;
 use crate::ops::common::Dtype;
 use crate::ops::edits::EDIT_WORDS;
 use crate::ops::logits::OutputRow;
-use crate::ops::program::planes_bytes;
 use crate::{Buffer, Card, CudaError, Event, Slice, Stream, Timing};
 
 /// Steps whose copies to and from the host have memory of their own: those that can be under way.
@@ -80,9 +80,7 @@ pub(crate) struct Steps {
     /// Whether all that the step's programs are given has a place.
     all_given: bool,
     has_program_kernel: bool,
-    /// Rows of the history for programs, in sets.
-    planes: Buffer, // f32 [n_plane_sets, N_PLANES_MAX, vocab_size], zeros between steps
-    n_plane_sets: usize,
+    program_memory: ProgramMemory,
     /// The tokens of all pages.
     page_tokens: Buffer, // i32 [n_pages, PAGE_LEN]
     beside: Beside,
@@ -135,8 +133,8 @@ impl Steps {
     pub(crate) fn n_bytes(attention: &Attention, config: &ModelConfig, limits: StepLimits) -> usize {
         let memory = 4 * Regions::of(attention, config, limits).end;
         let kept = [page_tokens_bytes(limits), states_bytes(config, limits)];
-        let planes = planes_bytes(n_plane_sets(config, limits), config.vocab_size);
-        [memory, 4 * n_output_words(limits), attention.arrivals_bytes(), kept[0], kept[1], planes]
+        let [planes, meetings] = ProgramMemory::n_bytes(config, limits);
+        [memory, 4 * n_output_words(limits), attention.arrivals_bytes(), kept[0], kept[1], planes, meetings]
             .map(Pool::<Driver>::block_bytes)
             .iter()
             .sum()
@@ -175,9 +173,7 @@ impl Steps {
         let n_table_words = regions.program_states - regions.tables;
         let slots =
             Slots::new(regions.tables, n_table_words, n_entries_max(limits), limits.n_pages, regions.copied);
-        let n_plane_sets = n_plane_sets(config, limits);
-        let planes = gpu.allocate("rows of the history", planes_bytes(n_plane_sets, config.vocab_size))?;
-        planes.slice().fill(stream, 0)?;
+        let program_memory = ProgramMemory::new(gpu, stream, config, limits)?;
         let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         memory.slice().fill(stream, 0)?;
@@ -210,8 +206,7 @@ impl Steps {
             has_program_kernel: false,
             regions,
             slots,
-            planes,
-            n_plane_sets,
+            program_memory,
             page_tokens,
             beside: Beside::new(gpu)?,
             states: gpu.allocate("hidden states of contexts", states_bytes(&llama.config, limits))?,
@@ -478,7 +473,7 @@ impl Steps {
             n_layers: llama.config.n_layers,
             n_whole_words: self.ring[0].whole.len(),
             row_words: self.row_words,
-            n_plane_sets: if self.has_program_kernel { self.n_plane_sets } else { 0 },
+            n_plane_sets: if self.has_program_kernel { self.program_memory.n_plane_sets } else { 0 },
             program_states: self.regions.program_states,
         };
         let Self { lists, slots, given, .. } = self;

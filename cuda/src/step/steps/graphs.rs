@@ -6,6 +6,7 @@ use super::Steps;
 use crate::driver::Graph;
 use crate::model::{Llama, LogitsOf, LogitsRows};
 use crate::ops::logits::Stages;
+use crate::ops::program_plan::ProgramKind;
 use crate::step::captured::Met;
 use crate::step::{Count, Dims, Group, Layout};
 use crate::{CudaError, Slice, Stream};
@@ -17,6 +18,7 @@ pub(super) struct GraphKey {
     dims: Dims,
     logits_of: LogitsOf,
     stages: Stages,
+    program_kind: ProgramKind,
     /// Whether hidden states after the final norm stay in memory.
     keeps_hidden: bool,
 }
@@ -42,8 +44,14 @@ impl Steps {
     ) -> Result<(), CudaError> {
         let logits_of = self.lists.logits_of();
         let group = self.group_of(layout);
-        let (dims, stages, keeps_hidden) = (layout.dims, group.stages, group.keeps_hidden());
-        let key = GraphKey { part: Part::Whole, dims, logits_of, stages, keeps_hidden };
+        let key = GraphKey {
+            part: Part::Whole,
+            dims: layout.dims,
+            logits_of,
+            stages: group.stages,
+            program_kind: group.program_kind,
+            keeps_hidden: group.keeps_hidden(),
+        };
         self.run_graph(stream, key, |steps| {
             steps.launch_layers(stream, llama, kv, layout, logits_of)?;
             let rows = layout.output_rows(steps.memory.slice(), 0, group.n_outputs);
@@ -60,8 +68,14 @@ impl Steps {
         layout: &Layout,
     ) -> Result<(), CudaError> {
         let logits_of = self.lists.logits_of();
-        let (stages, keeps_hidden) = (Stages::default(), self.lists.outputs.groups[0].keeps_hidden());
-        let key = GraphKey { part: Part::Layers, dims: layout.dims, logits_of, stages, keeps_hidden };
+        let key = GraphKey {
+            part: Part::Layers,
+            dims: layout.dims,
+            logits_of,
+            stages: Stages::default(),
+            program_kind: ProgramKind::Any,
+            keeps_hidden: self.lists.outputs.groups[0].keeps_hidden(),
+        };
         self.run_graph(stream, key, |steps| steps.launch_layers(stream, llama, kv, layout, logits_of))
     }
 
@@ -79,6 +93,7 @@ impl Steps {
             dims: layout.dims,
             logits_of: LogitsOf::Some,
             stages: group.stages,
+            program_kind: group.program_kind,
             keeps_hidden: false,
         };
         self.run_graph(stream, key, |steps| {

@@ -139,13 +139,14 @@ impl Steps {
             dense_biases: memory,
             bias_pairs: memory,
             states: memory,
-            planes: self.planes.slice(),
+            planes: self.program_memory.planes.slice(),
             outputs,
+            meetings: self.program_memory.meetings.slice(),
         };
         let kernel = self.card.programs().expect("without it no program is in a step");
-        let (n_chains, vocab_size) = (group.n_chains, llama.config.vocab_size);
+        let (n_chains, vocab_size, kind) = (group.n_chains, llama.config.vocab_size, group.program_kind);
         // SAFETY: as in `launch_outputs`; besides, `given` says where plans, masks and biases lie that are there or that this
-        // step brings, and `programs` gives a slot's state and a set of planes to one chain.
-        self.beside.run(stream, |beside| unsafe { kernel.run(beside, &buffers, n_chains, vocab_size) })
+        // step brings, and `programs` gives a slot's state and a set of planes to one chain, and says what kind all are of.
+        self.beside.run(stream, |beside| unsafe { kernel.run(beside, &buffers, n_chains, vocab_size, kind) })
     }
 }

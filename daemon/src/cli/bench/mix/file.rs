@@ -93,6 +93,11 @@ impl Mix {
         self.phases.iter().map(rows).max().unwrap_or(0)
     }
 
+    /// Whether a load draws by logit programs.
+    pub(super) fn has_programs(&self) -> bool {
+        self.loads.iter().any(Load::has_program)
+    }
+
     /// The second model that its loads need.
     pub(super) fn second(&self) -> Option<&str> {
         self.loads.iter().find_map(Load::second)

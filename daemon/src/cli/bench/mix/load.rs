@@ -169,6 +169,15 @@ const KINDS: [&str; 7] = ["streams", "prompts", "stepping", "speculation", "beam
 const WRAP_TOKENS: usize = 4096;
 
 impl Load {
+    /// Whether a member draws by a logit program.
+    pub(super) fn has_program(&self) -> bool {
+        match &self.kind {
+            Kind::Streams(streams) => streams.draws_by().is_some(),
+            Kind::Clients(of) => of.draws.is_some(),
+            _ => false,
+        }
+    }
+
     pub(super) fn read(mut fields: Fields<'_>) -> Result<Self, MixError> {
         let kind = fields.text("kind")?;
         let kind = fields.required("kind", kind)?;

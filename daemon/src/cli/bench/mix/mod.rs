@@ -82,6 +82,11 @@ async fn measure_on(
 ) -> Result<MixReport, CliError> {
     let model = daemon.model(None).expect("a daemon has a model");
     let progress = ProgressDisplay::of_long_work(format);
+    if mix.has_programs() {
+        // Until then the host draws, and the figures would be of that.
+        progress.update("getting the device ready for logit programs", Unit::Items, 0, 0);
+        daemon.wait_for_programs().await;
+    }
     let prompt = engine::prompt(&model)?;
     progress.update("decoding what is compared later", Unit::Items, 0, 0);
     let reference = Reference {

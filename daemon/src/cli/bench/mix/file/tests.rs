@@ -43,6 +43,19 @@ fn a_mix_is_read() {
     assert_eq!((*n_others, mix.n_rows(), mix.n_guests()), (1, 16, 0));
 }
 
+/// The device is made ready for programs before anything is measured, where there are any.
+#[test]
+fn a_mix_knows_whether_its_loads_draw_by_programs() {
+    let has_programs = |loads: &str| Mix::parse(loads).expect("valid").has_programs();
+    assert!(!has_programs(&format!("{STREAMS}{PROMPTS}")));
+    assert!(has_programs(&format!("{PROMPTS}{STREAMS}program = \"typical\"\n")));
+    assert!(has_programs(&format!("{STREAMS}others = 1\n")));
+    for (name, expected) in [("programs", true), ("wide", false)] {
+        let text = crate::cli::bench::mix::catalog::read(name).expect("it comes with the program");
+        assert_eq!(has_programs(&text), expected, "{name}");
+    }
+}
+
 #[test]
 fn a_stream_draws_by_the_sampler_or_by_a_program() {
     let drawn = |more: &str| {
