@@ -24,5 +24,8 @@ class Guest:
             if end.code:
                 raise Err(str(end.code)) from None
         except Exception as error:
+            if isinstance(error, MemoryError):
+                # What the frames hold, without which there is no room to say anything.
+                traceback.clear_frames(error.__traceback__)
             text = "".join(traceback.format_exception(error))
             raise Err(text[-N_CHARACTERS_MAX:]) from None
