@@ -1,7 +1,7 @@
 //! The daemon put together: models, engines, guests and the service that sessions talk to.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

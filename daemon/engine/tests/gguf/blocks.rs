@@ -40,7 +40,7 @@ fn with_embedding(n_rows: usize, kind: Type, bytes: Vec<u8>) -> Gguf {
     file.set("tokenizer.ggml.pre", Meta::Text("qwen2".into()));
     file.set("tokenizer.ggml.tokens", Meta::Texts(texts));
     file.set("tokenizer.ggml.merges", Meta::Texts(Vec::new()));
-    file.add("token_embd.weight", &[n_rows, 256], kind, bytes);
+    file.add("token_embd.weight", &[n_rows, 256], kind.id(), bytes);
     file
 }
 

@@ -14,7 +14,7 @@ fn refused(file: &Gguf) -> String {
 fn a_type_that_is_not_read_is_named_with_its_tensor() {
     for (type_id, name) in [(13, "Q5_K"), (16, "IQ2_XXS"), (20, "IQ4_NL"), (99, "type 99")] {
         let mut file = of_pieces();
-        file.add_raw("blk.0.extra.weight", &[256], type_id, vec![0; 64]);
+        file.add("blk.0.extra.weight", &[256], type_id, vec![0; 64]);
         let error = refused(&file);
         assert!(
             error.contains(&format!("tensor blk.0.extra.weight is {name}; expected F32, F16")),
@@ -26,7 +26,7 @@ fn a_type_that_is_not_read_is_named_with_its_tensor() {
 #[test]
 fn what_is_missing_or_has_no_place_is_named() {
     let mut file = of_pieces();
-    file.add("blk.0.extra.weight", &[32], Type::F32, vec![0; 128]);
+    file.add("blk.0.extra.weight", &[32], Type::F32.id(), vec![0; 128]);
     assert!(refused(&file).contains("tensor blk.0.extra.weight with shape [32] has no place"));
     let mut file = of_pieces();
     file.set("llama.block_count", Meta::U32(2));
@@ -65,7 +65,7 @@ fn a_file_that_was_cut_is_never_opened() {
 fn frequencies_are_divided_by_what_the_file_says() {
     let mut file = of_pieces();
     let divisors: Vec<f32> = (0..8).map(|idx| 1.0 + idx as f32).collect();
-    file.add("rope_freqs.weight", &[8], Type::F32, Type::F32.encode(&divisors));
+    file.add("rope_freqs.weight", &[8], Type::F32.id(), Type::F32.encode(&divisors));
     let model = open(&file);
     let found = trellis_engine::model::inverse_frequencies(&model.config.rope, 16);
     let mut plain = model.config.rope.clone();
@@ -75,14 +75,14 @@ fn frequencies_are_divided_by_what_the_file_says() {
         expected.iter().zip(&divisors).map(|(frequency, divisor)| frequency / divisor).collect();
     assert_eq!(found, expected);
     let mut file = of_pieces();
-    file.add("rope_freqs.weight", &[4], Type::F32, vec![0; 16]);
+    file.add("rope_freqs.weight", &[4], Type::F32.id(), vec![0; 16]);
     assert!(refused(&file).contains("8 finite numbers above 0"));
 }
 
 #[test]
 fn a_file_is_told_about_although_it_cannot_be_used() {
     let mut file = of_pieces();
-    file.add_raw("blk.0.extra.weight", &[256], 13, vec![0; 176]);
+    file.add("blk.0.extra.weight", &[256], 13, vec![0; 176]);
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("x.gguf");
     std::fs::write(&path, file.bytes()).expect("written");

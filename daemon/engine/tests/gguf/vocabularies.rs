@@ -77,7 +77,7 @@ pub(crate) fn layer(hidden_size: usize) -> Gguf {
     let mut add = |name: &str, shape: &[usize]| {
         let values: Vec<f32> =
             (0..shape.iter().product()).map(|idx: usize| (idx % 7) as f32 / 70.0).collect();
-        file.add(name, shape, Type::F32, Type::F32.encode(&values));
+        file.add(name, shape, Type::F32.id(), Type::F32.encode(&values));
     };
     for norm in ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"] {
         add(&format!("{norm}.weight"), &[hidden_size]);
@@ -98,7 +98,7 @@ pub(crate) fn layer(hidden_size: usize) -> Gguf {
 
 fn embedded(mut file: Gguf, n_tokens: usize) -> Gguf {
     let values = vec![0.125; n_tokens * 32];
-    file.add("token_embd.weight", &[n_tokens, 32], Type::F32, Type::F32.encode(&values));
+    file.add("token_embd.weight", &[n_tokens, 32], Type::F32.id(), Type::F32.encode(&values));
     file
 }
 

@@ -269,6 +269,16 @@ mod tests {
     }
 
     #[test]
+    fn a_broken_file_is_named_with_the_reason() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("broken.gguf");
+        fs::write(&path, b"GGUF\x03\0\0\0").expect("written");
+        let found = found(&path);
+        assert_eq!(found.code, Code::ModelFileBroken, "{found:?}");
+        assert!(found.said.starts_with("model \"broken.gguf\": broken.gguf: GGUF header:"), "{found:?}");
+    }
+
+    #[test]
     fn weights_of_another_type_or_shape_are_named() {
         let edited = |edit: fn(&mut serde_json::Map<String, Value>)| {
             let folder = folder();

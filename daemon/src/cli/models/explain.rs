@@ -95,7 +95,7 @@ pub(super) fn explain(args: &ExplainArgs, format: Format) -> Result<(), CliError
         dtype: args.dtype.map_or(defaults.dtype, DtypeChoice::from),
         ..defaults
     };
-    let explained = explained(&args.model, &config)?;
+    let explained = explained(&args.model, &config).map_err(Box::new)?;
     output::print(format, &explained, text)?;
     if explained.is_usable { Ok(()) } else { Err(CliError::NoRoom) }
 }
@@ -149,7 +149,8 @@ fn needs(opened: Result<Model, ModelError>, config: &Config) -> Result<(String, 
         true => "f32",
         false => config.dtype.chosen().unwrap_or(model.dtype).name(),
     };
-    let (weight_bytes, context_kv_bytes) = (least.weight_bytes, least.kv_bytes_min());
+    let weight_bytes = least.weight_bytes;
+    let context_kv_bytes = least.n_pages_min as u64 * least.page_bytes;
     let needs = OfMemory {
         dtype,
         weight_bytes,

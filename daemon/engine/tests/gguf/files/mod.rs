@@ -59,7 +59,7 @@ pub fn add_tensors(file: &mut Gguf, model: &Model, matrices: Type) {
             values = by_pairs(&values, config.head_dim, row_len);
         }
         let kind = if spec.shape.len() == 2 { matrices } else { Type::F32 };
-        file.add(&ggml_name(&spec.name), &spec.shape, kind, kind.encode(&values));
+        file.add(&ggml_name(&spec.name), &spec.shape, kind.id(), kind.encode(&values));
     }
 }
 

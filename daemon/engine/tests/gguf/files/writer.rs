@@ -1,7 +1,5 @@
 //! The layout of a GGUF file, version 3.
 
-use super::quantize::Type;
-
 const ALIGNMENT: usize = 32;
 
 /// A value of the metadata.
@@ -51,13 +49,8 @@ impl Gguf {
         self.keys.retain(|(known, _)| known != key);
     }
 
-    /// Adds a tensor of these bytes.
-    pub fn add(&mut self, name: &str, shape: &[usize], kind: Type, bytes: Vec<u8>) {
-        self.add_raw(name, shape, kind.id(), bytes);
-    }
-
-    /// As [`Self::add`], of any type.
-    pub fn add_raw(&mut self, name: &str, shape: &[usize], type_id: u32, bytes: Vec<u8>) {
+    /// Adds a tensor of these bytes, in the type that `ggml_type` has this number for.
+    pub fn add(&mut self, name: &str, shape: &[usize], type_id: u32, bytes: Vec<u8>) {
         self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), type_id, bytes });
     }
 
