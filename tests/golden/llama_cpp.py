@@ -5,7 +5,7 @@
     python3 llama_cpp.py blocks > gguf-blocks.json
     python3 llama_cpp.py logprobs FOLDER > gguf-tiny.json
     python3 llama_cpp.py tokens FOLDER > gguf-tokens.json
-    python3 llama_cpp.py quantised ../../daemon/models/tiny FOLDER            # tiny by llama.cpp's own quantiser, to be looked at
+    python3 llama_cpp.py quantised FOLDER            # tiny by llama.cpp's own quantiser: the other test that is ignored reads it
 
 `logprobs` computes in float32 with the numbers that the package gguf makes of a file, so that only the reading of the file is
 compared: llama.cpp's own kernels round activations to 8 bits beside quantised weights.
@@ -223,7 +223,7 @@ def of_texts(folder):
     return {"texts": TEXTS, "vocabularies": vocabularies}
 
 
-def by_quantiser(model, folder):
+def by_quantiser(folder):
     """`tiny` in each type by ggml's quantiser, from the file in f32, and how far llama.cpp is then from the original."""
     source = os.path.join(folder, "tiny-F32.gguf")
     original = [logprobs(load(source), prompt) for prompt in PROMPTS]
