@@ -4,14 +4,20 @@ use half::{bf16, f16};
 
 /// A type that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "they are the names of the format")]
 pub enum Type {
+    /// 32 bits.
     F32,
+    /// 16 bits.
     F16,
+    /// 16 bits, with the range of f32.
     Bf16,
+    /// Blocks of 32, of 8 bits.
     Q8_0,
+    /// Blocks of 32, of 4 bits.
     Q4_0,
+    /// Blocks of 256, of 4 bits.
     Q4K,
+    /// Blocks of 256, of 6 bits.
     Q6K,
 }
 
