@@ -1,11 +1,12 @@
 """GGUF files on the other side: llama.cpp, through the library inside of the package xllamacpp, and the package gguf.
 
     pip install xllamacpp gguf numpy
-    cargo test -p trellis-engine --test gguf -- --ignored --nocapture     # writes files, and says where
+    cargo test -p trellis-engine --test gguf -- --ignored --nocapture files_for_goldens    # writes files, and says where
     python3 llama_cpp.py blocks > gguf-blocks.json
     python3 llama_cpp.py logprobs FOLDER > gguf-tiny.json
     python3 llama_cpp.py tokens FOLDER > gguf-tokens.json
-    python3 llama_cpp.py quantised FOLDER            # tiny by llama.cpp's own quantiser: the other test that is ignored reads it
+    python3 llama_cpp.py quantised FOLDER    # tiny by llama.cpp's own quantiser, which the next one reads:
+    cargo test -p trellis-engine --test gguf -- --ignored --nocapture files_of_the_quantiser
 
 `logprobs` computes in float32 with the numbers that the package gguf makes of a file, so that only the reading of the file is
 compared: llama.cpp's own kernels round activations to 8 bits beside quantised weights.
