@@ -44,9 +44,9 @@ use crate::session::SessionLimits;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Models to load: names of bundled ones (`tiny`, `draft`), folders in the Hugging Face layout or of the Hugging Face cache,
-    /// `shape:NAME` for random weights of a published shape, or names of the catalog. The first is the default. They stay loaded, but
-    /// for those of the catalog that are not pinned. With a catalog there may be none: a guest then names the model that it wants, or
-    /// gets the only one.
+    /// GGUF files, `shape:NAME` for random weights of a published shape, or names of the catalog. The first is the default. They
+    /// stay loaded, but for those of the catalog that are not pinned. With a catalog there may be none: a guest then names the model
+    /// that it wants, or gets the only one.
     pub models: Vec<String>,
     /// What runs them.
     pub device: Device,

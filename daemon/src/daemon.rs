@@ -1,7 +1,7 @@
 //! The daemon put together: models, engines, guests and the service that sessions talk to.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use trellis_cuda::probe::Problem;
 use trellis_cuda::{CudaError, LoadError};
 use trellis_engine::backend::Backend;
 use trellis_engine::cpu::CpuError;
-use trellis_engine::model::{Dtype, Model, ModelError, ModelSource, SHAPES, shape};
+use trellis_engine::model::{Dtype, Model, ModelError, SHAPES, shape};
 use trellis_engine::{EngineError, ModelHandle, Port};
 
 use crate::accounts::Accounts;
@@ -22,12 +22,12 @@ use crate::classes::{ClassError, Classes};
 use crate::config::{Config, OnDeviceFailure, SavedContexts};
 use crate::descriptors::Shares;
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, Policy, PolicyError, make_private};
-use crate::hub;
 pub use crate::hub::HubError;
 use crate::ipc::{self, Listener};
 use crate::live::Live;
 use crate::loader::{Fittings, Loader};
 use crate::machine;
+use crate::model_path::source_of;
 pub use crate::models::DeviceFailure;
 use crate::on_demand::Declared;
 use crate::permissions::{PermissionError, Permissions};
@@ -85,8 +85,8 @@ impl Drop for Daemon {
 /// Why a daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Neither a bundled model nor a folder.
-    #[error("{name:?} is neither a bundled model ({}) nor a folder with a config.json", bundled::NAMES.join(", "))]
+    /// Neither a bundled model nor a folder or file.
+    #[error("{name:?} is neither a bundled model ({}) nor a folder with a config.json nor a GGUF file", bundled::NAMES.join(", "))]
     UnknownModel {
         /// What was asked for.
         name: String,
@@ -562,26 +562,8 @@ fn open_undeclared(choice: &str, config: &Config) -> Result<Model, DaemonError> 
         return Model::with_random_weights(name, shape, dtype, SHAPE_SEED, &tokenizer)
             .map_err(|source| DaemonError::Model { name: name.to_owned(), source: Box::new(source) });
     }
-    let (name, source) = match bundled::source(choice) {
-        Some(source) => (choice.to_owned(), source),
-        None => {
-            let folder = PathBuf::from(choice);
-            let (hub_name, folder) = match hub::snapshot(&folder)? {
-                Some(hub::Snapshot { name, folder }) => (Some(name), folder),
-                None => (None, folder),
-            };
-            if !folder.join("config.json").is_file() {
-                return Err(DaemonError::UnknownModel { name: choice.to_owned() });
-            }
-            let name = hub_name.or_else(|| folder_name(&folder)).unwrap_or_else(|| choice.to_owned());
-            (name, ModelSource::Folder(folder))
-        }
-    };
+    let (name, source) = source_of(choice)?;
     Model::open(&name, &source).map_err(|source| DaemonError::Model { name, source: Box::new(source) })
-}
-
-fn folder_name(folder: &Path) -> Option<String> {
-    Some(folder.canonicalize().ok()?.file_name()?.to_str()?.to_owned())
 }
 
 fn in_the_way(used: &[String]) -> String {

@@ -28,6 +28,7 @@ mod loader;
 mod logs;
 mod machine;
 pub mod metrics;
+mod model_path;
 mod models;
 mod nearest;
 mod on_demand;

@@ -8,6 +8,8 @@ pub mod device;
 pub mod engines;
 pub mod faulty;
 pub mod fuzz;
+#[path = "../../daemon/engine/tests/gguf/files/mod.rs"]
+pub mod gguf;
 pub mod goldens;
 pub mod guests;
 pub mod guide;

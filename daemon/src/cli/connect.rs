@@ -14,10 +14,10 @@ use super::output::{Format, note};
 use super::patience::Patience;
 use super::progress::{ProgressDisplay, Unit};
 use super::seconds::seconds;
-use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice, SavedContexts};
 use crate::daemon::{Daemon, LoadProgress, Seams};
 use crate::guest::check_format;
+use crate::model_path::{is_path, path_name};
 
 /// Bytes of a file that tell whether it is a component.
 const N_BYTES_BEGUN: u64 = 4 << 10;
@@ -87,8 +87,8 @@ pub(crate) struct HomeArgs {
     /// Run inside this process even if a daemon is running
     #[arg(long, conflicts_with = "socket")]
     pub(crate) local: bool,
-    /// Use this model: one that the running daemon has loaded or loads on demand, by its name or its folder, or else, inside this process, a
-    /// bundled one (tiny, draft) or a folder. Given several times, all of them inside this process, the first as the default
+    /// Use this model: one that the running daemon has loaded or loads on demand, by its name or its path, or else, inside this process, a
+    /// bundled one (tiny, draft), a folder or a GGUF file. Given several times, all of them inside this process, the first as the default
     #[arg(long = "model", value_name = "NAME|PATH")]
     pub(crate) models: Vec<String>,
     /// Run inside this process, on this device: auto, cpu, cuda, or cuda:N for one GPU of several
@@ -232,7 +232,7 @@ impl HomeArgs {
     }
 }
 
-/// The name of the daemon's model that is meant, by its name or by its folder; or what the daemon has instead.
+/// The name of the daemon's model that is meant, by its name or by its folder or file; or what the daemon has instead.
 fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
     // One that is loaded on demand comes back when somebody asks for it.
     let is_open = |model: &&ModelInfo| model.state != "draining" || model.is_on_demand;
@@ -244,8 +244,7 @@ fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
     }
     let names: Vec<&str> = open.iter().map(|model| model.name.as_str()).collect();
     let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    let is_folder = !bundled::NAMES.contains(&choice) && Path::new(choice).is_dir();
-    let folder = is_folder.then(|| Path::new(choice).canonicalize().ok()).flatten();
+    let folder = is_path(choice).then(|| Path::new(choice).canonicalize().ok()).flatten();
     let Some(folder) = folder else {
         return Err(format!("has no model {choice:?} (it has {names})"));
     };
@@ -254,7 +253,7 @@ fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
         return Ok(model.name.clone());
     }
     let is_namesake =
-        |model: &&&ModelInfo| folder.file_name().is_some_and(|name| name == model.name.as_str());
+        |model: &&&ModelInfo| path_name(&folder).is_some_and(|name| name == model.name.as_str());
     let shown = folder.display();
     Err(match open.iter().find(is_namesake).map(|model| (&model.name, &model.folder)) {
         Some((name, Some(other))) => format!("has its model {name:?} from {other}, not from {shown}"),

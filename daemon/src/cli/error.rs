@@ -324,7 +324,7 @@ impl CliError {
                 "daemon and client must be of versions that fit: restart the daemon with this `trellis`"
             }
             Self::Daemon(error) if matches!(**error, DaemonError::UnknownModel { .. }) => {
-                "give a bundled name, or a folder that holds config.json, tokenizer.json and *.safetensors"
+                "give a bundled name, a folder that holds config.json, tokenizer.json and *.safetensors, or a GGUF file"
             }
             Self::Daemon(error)
                 if matches!(**error, DaemonError::CudaUnusable { .. } | DaemonError::Cuda(_)) =>

@@ -9,13 +9,14 @@ use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format, escaped_line};
 use super::progress::{ProgressDisplay, Unit};
-use crate::bundled;
 use crate::config::Device;
+use crate::model_path::is_path;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis load draft                       a bundled model, beside those that are there
   trellis load ./Llama-3.2-1B              a folder on the daemon's machine
+  trellis load ./Llama-3.2-1B-Q4_K_M.gguf  a GGUF file there
   trellis load ./Llama-3.2-1B --device cuda:1
   trellis load ~/.cache/huggingface/hub/models--meta-llama--Llama-3.2-1B
   trellis load --fit ./Llama-3.2-1B        whether there is room, before it is tried
@@ -32,7 +33,7 @@ be said: there is no such model, it or its device cannot be used, it is not for 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LoadArgs {
-    /// A bundled model (tiny, draft), a folder, also one of the Hugging Face cache, or a model of the daemon's catalog
+    /// A bundled model (tiny, draft), a folder, also one of the Hugging Face cache, a GGUF file, or a model of the daemon's catalog
     #[arg(value_name = "NAME|PATH")]
     model: String,
     /// Where it is to run: cpu, cuda, or cuda:N for one GPU of several; where the daemon's models run otherwise
@@ -58,8 +59,7 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
     let LoadArgs { model, device, fit, socket } = args;
     let client = socket.connect(format).await?;
     // The daemon looks from a folder of its own.
-    let is_folder = !bundled::NAMES.contains(&model.as_str()) && std::path::Path::new(&model).is_dir();
-    let model = match is_folder {
+    let model = match is_path(&model) {
         true => std::path::absolute(&model)
             .map_err(CliError::io("find the current folder"))?
             .display()

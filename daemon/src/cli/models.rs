@@ -1,8 +1,8 @@
-//! `trellis models`: the models that the daemon has loaded.
+//! `trellis models`: the models that the daemon has loaded, and what there is to say of one before it is.
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use indicatif::HumanDuration;
 use trellis_client::ModelInfo;
 
@@ -12,9 +12,12 @@ use super::output::{self, Format};
 use super::table::{Align, Table};
 use super::width::WidthArgs;
 
+mod explain;
+
 const EXAMPLES: &str = "\
 Examples:
   trellis models
+  trellis models explain ./model.gguf      what it is and what it would need, without a daemon
   trellis models --wide
   trellis models --json | jq '.[].name'
 
@@ -27,15 +30,25 @@ CONTEXT  tokens of the longest context";
 
 /// List the loaded models, and those that are loaded on demand
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct ModelsArgs {
+    #[command(subcommand)]
+    command: Option<ModelsCommand>,
     #[command(flatten)]
     width: WidthArgs,
     #[command(flatten)]
     socket: SocketArgs,
 }
 
+#[derive(Debug, Subcommand)]
+enum ModelsCommand {
+    Explain(explain::ExplainArgs),
+}
+
 pub(crate) async fn models(args: ModelsArgs, format: Format) -> Result<(), CliError> {
+    if let Some(ModelsCommand::Explain(args)) = &args.command {
+        return explain::explain(args, format);
+    }
     let models = args.socket.connect(format).await?.models().await?;
     output::print(format, &models, |models| match args.width.is_wide() {
         true => table(models),

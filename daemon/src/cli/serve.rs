@@ -73,7 +73,7 @@ pub(crate) struct ServeArgs {
     /// Read the settings from this TOML file; the flags below win over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Load this model: a bundled name (tiny, draft) or a folder; the first one given is the default
+    /// Load this model: a bundled name (tiny, draft), a folder or a GGUF file; the first one given is the default
     #[arg(long = "model", value_name = "NAME|PATH")]
     models: Vec<String>,
     /// What runs the models: auto, cpu, cuda, or cuda:N for one GPU of several

@@ -15,7 +15,7 @@ pub type Catalog = BTreeMap<String, CatalogModel>;
 #[serde(default, deny_unknown_fields)]
 pub struct CatalogModel {
     /// Where it is from: the name of a bundled model (`tiny`, `draft`), a folder in the Hugging Face layout, a folder of the Hugging Face
-    /// cache as it lies there (`models--ORG--NAME`, of which the snapshot of `refs/main` is taken), or `shape:NAME`. It has to be set.
+    /// cache as it lies there (`models--ORG--NAME`, of which the snapshot of `refs/main` is taken), a GGUF file, or `shape:NAME`. It has to be set.
     pub path: String,
     /// What runs it; what runs the daemon's other models when absent.
     pub device: Option<Device>,

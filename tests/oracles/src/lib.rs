@@ -12,6 +12,9 @@ pub mod components;
 pub mod config;
 mod folder;
 pub mod frames;
+pub mod gguf;
+#[path = "../../../daemon/engine/tests/gguf/files/writer.rs"]
+pub mod gguf_writer;
 pub mod grammars;
 #[cfg(feature = "daemon")]
 mod held;
@@ -65,6 +68,12 @@ pub const TARGETS: &[Target] = &[
         name: "safetensors",
         about: "headers of weights, and indices of several files",
         check: safetensors::check,
+        input_bytes_max: 4096,
+    },
+    Target {
+        name: "gguf",
+        about: "GGUF files: headers, vocabularies, and blocks of each type",
+        check: gguf::check,
         input_bytes_max: 4096,
     },
     Target { name: "config", about: "config.json", check: config::check, input_bytes_max: 2048 },

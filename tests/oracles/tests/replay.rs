@@ -82,6 +82,7 @@ replayed!(
     #[cfg(feature = "daemon")]
     recordings,
     safetensors,
+    gguf,
     config,
     tokenizer,
     chat,

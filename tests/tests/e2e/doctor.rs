@@ -279,7 +279,7 @@ fn a_broken_model_folder_is_found_with_the_file_and_the_reason() {
     let said = report.problem("model-file-cut-off");
     assert!(said.contains("model.safetensors: 65536 bytes long; its header expects"), "{said}");
     let report = found(&place.path().join("nowhere"));
-    assert!(report.problem("model-missing").ends_with("there is no such folder"), "{report:?}");
+    assert!(report.problem("model-missing").ends_with("there is no such folder or file"), "{report:?}");
 }
 
 /// A model whose weights no machine holds. Its file has a head, and no bytes on the disk for the rest.

@@ -29,6 +29,7 @@ mod failing;
 mod forks;
 mod full;
 mod fuzz;
+mod gguf;
 mod goldens;
 mod guesses;
 mod guests;

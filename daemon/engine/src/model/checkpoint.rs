@@ -1,4 +1,4 @@
-//! Weights in safetensors files, read by range and never mapped.
+//! Weights in safetensors files, or in one that `gguf` has read the header of: read by range and never mapped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::generated::Generated;
+use super::gguf::{Encoding, RowOrder, Stored};
 use super::source::{ModelSource, RangeFile};
 use super::tensors;
 
@@ -40,14 +41,16 @@ pub enum Dtype {
 /// What the header says about one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Element type.
+    /// The type that its elements are read in: that of the file, or f32 for quantised ones.
     pub dtype: Dtype,
     /// Lengths of the dimensions, slowest first.
     pub shape: Vec<usize>,
-    /// Length of the stored elements.
+    /// Length of its elements in that type.
     pub n_bytes: usize,
     shard_idx: usize,
     offset: u64,
+    encoding: Encoding,
+    rows: RowOrder,
 }
 
 /// The opened weights of a model.
@@ -89,6 +92,24 @@ impl Dtype {
 }
 
 impl TensorInfo {
+    /// A tensor of a file whose header is in another format.
+    pub(super) fn stored(shape: Vec<usize>, n_elements: usize, stored: Stored) -> Self {
+        let Stored { offset, encoding, rows } = stored;
+        let dtype = encoding.read_dtype();
+        Self { dtype, shape, n_bytes: n_elements * dtype.n_bytes(), shard_idx: 0, offset, encoding, rows }
+    }
+
+    /// How the file stores its elements: `f32`, `f16`, `bf16`, or the name of a type of blocks, such as `Q4_K`.
+    #[must_use]
+    pub fn type_name(&self) -> &'static str {
+        self.encoding.name()
+    }
+
+    /// The type that it is loaded in unless another one is asked for.
+    pub(super) fn loaded_dtype(&self) -> Dtype {
+        self.encoding.loaded_dtype()
+    }
+
     /// The product of the shape.
     pub fn n_elements(&self) -> usize {
         self.n_bytes / self.dtype.n_bytes()
@@ -160,6 +181,26 @@ impl Checkpoint {
         Ok(Self { name, shards, tensors })
     }
 
+    /// The weights of one file whose header was read already.
+    pub(super) fn of_file(
+        name: &str,
+        file: RangeFile,
+        n_bytes: u64,
+        header: blake3::Hash,
+        stamp: Vec<u8>,
+        all: impl Iterator<Item = (String, TensorInfo)>,
+    ) -> Result<Self, ModelError> {
+        let mut tensors = BTreeMap::new();
+        for (tensor, info) in all {
+            if tensors.insert(tensor.clone(), info).is_some() {
+                let (first_file, second_file) = (name.to_owned(), name.to_owned());
+                return Err(ModelError::DuplicateTensor { tensor, first_file, second_file });
+            }
+        }
+        let shard = Shard { name: name.to_owned(), file, n_bytes, header, stamp };
+        Ok(Self { name: name.to_owned(), shards: vec![shard], tensors })
+    }
+
     /// Weights of one type for this config, from nowhere: 1 for the norms, small random values for all else.
     pub(crate) fn random(config: &ModelConfig, dtype: Dtype, seed: u64) -> Self {
         /// What every tensor starts at a multiple of: the longest element.
@@ -181,7 +222,15 @@ impl Checkpoint {
             let n_bytes = spec.shape.iter().product::<usize>() * dtype.n_bytes();
             let offset = shards[shard_idx].n_bytes;
             shards[shard_idx].n_bytes = (offset + n_bytes as u64).next_multiple_of(ALIGNMENT);
-            let info = TensorInfo { dtype, shape: spec.shape, n_bytes, shard_idx, offset };
+            let info = TensorInfo {
+                dtype,
+                shape: spec.shape,
+                n_bytes,
+                shard_idx,
+                offset,
+                encoding: Encoding::Plain(dtype),
+                rows: RowOrder::AsStored,
+            };
             tensors.insert(spec.name, info);
         }
         Self { name: shards[0].name.clone(), shards, tensors }
@@ -202,12 +251,18 @@ impl Checkpoint {
         self.tensors.iter().map(|(name, info)| (name.as_str(), info))
     }
 
+    /// Bytes of all of its files.
+    #[must_use]
+    pub fn n_file_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.n_bytes).sum()
+    }
+
     /// The file that holds a tensor.
     pub fn file_of(&self, info: &TensorInfo) -> &str {
         &self.shards[info.shard_idx].name
     }
 
-    /// Reads the stored bytes of a tensor, little-endian.
+    /// Reads the bytes of a tensor's elements, little-endian, in the type of its [`TensorInfo`].
     ///
     /// # Errors
     ///
@@ -222,7 +277,7 @@ impl Checkpoint {
         self.read_range(info, 0, out)
     }
 
-    /// Reads the stored bytes of a tensor from byte `start` on, little-endian, from as many threads as one likes.
+    /// As [`Self::read_bytes`], from byte `start` on, from as many threads as one likes.
     ///
     /// # Errors
     ///
@@ -297,9 +352,9 @@ impl Checkpoint {
 
     fn read_range(&self, info: &TensorInfo, start: u64, out: &mut [u8]) -> Result<(), ModelError> {
         let shard = &self.shards[info.shard_idx];
-        shard
-            .file
-            .read_exact_at(out, info.offset + start)
+        let stored = Stored { offset: info.offset, encoding: info.encoding, rows: info.rows };
+        stored
+            .read(&shard.file, start, out)
             .map_err(|source| ModelError::Io { file: shard.name.clone(), source })
     }
 }
@@ -347,7 +402,12 @@ impl Shard {
                 safetensors::Dtype::F16 => Dtype::F16,
                 safetensors::Dtype::BF16 => Dtype::Bf16,
                 other => {
-                    return Err(ModelError::TensorDtype { file: name, tensor, found: other.to_string() });
+                    return Err(ModelError::TensorDtype {
+                        file: name,
+                        tensor,
+                        found: other.to_string(),
+                        expected: "F32, F16 or BF16",
+                    });
                 }
             };
             let (start, end) = info.data_offsets;
@@ -357,6 +417,8 @@ impl Shard {
                 n_bytes: end - start,
                 shard_idx,
                 offset: data_offset + start as u64,
+                encoding: Encoding::Plain(dtype),
+                rows: RowOrder::AsStored,
             };
             if let Some(other) = tensors.insert(tensor.clone(), info) {
                 let first_file = earlier[other.shard_idx].name.clone();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A family of decoders, by the name in `config.json`'s `architectures`.
+/// A family of decoders, by the name in `config.json`'s `architectures`. What a GGUF file calls `llama` is the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Architecture {
     /// `LlamaForCausalLM`
@@ -76,7 +76,7 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
-/// Forms of RoPE scaling, as `rope_type` in transformers' `modeling_rope_utils.py`.
+/// Forms of RoPE scaling, most as `rope_type` in transformers' `modeling_rope_utils.py`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// No scaling.
@@ -90,6 +90,11 @@ pub enum RopeScaling {
     Dynamic {
         /// Growth of the base.
         factor: f64,
+    },
+    /// Each frequency divided by a number of its own, as GGUF files write Llama 3.1's form.
+    Divided {
+        /// The divisors: `[head_dim / 2]`.
+        divisors: Vec<f32>,
     },
     /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
     Llama3 {

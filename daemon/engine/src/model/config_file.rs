@@ -6,12 +6,12 @@ use super::fields::{Fields, parse_object};
 use super::rope_file::rope_config;
 
 /// Well above every published model, and small enough that no product of two overflows.
-const VOCAB_SIZE_MAX: usize = 1 << 18;
-const HIDDEN_SIZE_MAX: usize = 1 << 17;
-const INTERMEDIATE_SIZE_MAX: usize = 1 << 20;
-const N_LAYERS_MAX: usize = 1024;
-const N_HEADS_MAX: usize = 1024;
-const HEAD_DIM_MAX: usize = 1024;
+pub(crate) const VOCAB_SIZE_MAX: usize = 1 << 18;
+pub(crate) const HIDDEN_SIZE_MAX: usize = 1 << 17;
+pub(crate) const INTERMEDIATE_SIZE_MAX: usize = 1 << 20;
+pub(crate) const N_LAYERS_MAX: usize = 1024;
+pub(crate) const N_HEADS_MAX: usize = 1024;
+pub(crate) const HEAD_DIM_MAX: usize = 1024;
 pub(crate) const N_POSITIONS_MAX: usize = 1 << 24;
 
 const ARCHITECTURES: [(&str, Architecture); 4] = [

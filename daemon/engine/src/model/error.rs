@@ -1,4 +1,4 @@
-//! What can be wrong with a model folder.
+//! What can be wrong with the files of a model.
 
 use std::io;
 
@@ -6,8 +6,8 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The path is not a folder.
-    #[error("{path}: not a folder; a model is a folder in the Hugging Face layout")]
+    /// The path is neither a folder nor a file.
+    #[error("{path}: neither a folder in the Hugging Face layout nor a GGUF file")]
     NotAFolder {
         /// The path that was asked for.
         path: String,
@@ -76,8 +76,16 @@ pub enum ModelError {
         /// What is wrong.
         reason: String,
     },
-    /// A tensor is stored as something else than f32, f16 or bf16.
-    #[error("{file}: tensor {tensor} is {found}; expected F32, F16 or BF16")]
+    /// The header of a GGUF file is broken, or says of tensors what cannot be.
+    #[error("{file}: GGUF header: {reason}")]
+    GgufHeader {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A tensor is stored in a type that is not read.
+    #[error("{file}: tensor {tensor} is {found}; expected {expected}")]
     TensorDtype {
         /// The file.
         file: String,
@@ -85,6 +93,8 @@ pub enum ModelError {
         tensor: String,
         /// Its element type.
         found: String,
+        /// The types that are read.
+        expected: &'static str,
     },
     /// Two shards hold a tensor of the same name.
     #[error("tensor {tensor} is in both {first_file} and {second_file}; expected it once")]
@@ -138,7 +148,7 @@ pub enum ModelError {
     },
     /// A tensor is there that has no place in the model of the config.
     #[error(
-        "{file}: tensor {tensor} with shape {found:?} has no place in the model of config.json; expected none"
+        "{file}: tensor {tensor} with shape {found:?} has no place in the model that its configuration describes; expected none"
     )]
     UnexpectedTensor {
         /// The file.

@@ -1,7 +1,7 @@
-//! A model folder, opened and checked as a whole.
+//! A model folder or file, opened and checked as a whole.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,13 @@ use super::checkpoint::{Checkpoint, Dtype};
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::fields::{Fields, parse_object};
+use super::gguf;
 use super::source::ModelSource;
 use super::tensors;
 use super::tokenizer::Tokenizer;
 use crate::batch::Token;
 
-const CONFIG: &str = "config.json";
+pub(super) const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -33,7 +34,7 @@ const N_STOP_TOKENS_MAX: usize = 256;
 pub struct Model {
     /// The name that users know it by.
     pub name: String,
-    /// The folder that it was opened from, without links; none for one that is compiled in or has random weights.
+    /// The folder or file that it was opened from, without links; none for one that is compiled in or has random weights.
     pub folder: Option<PathBuf>,
     /// Shapes and constants.
     pub config: ModelConfig,
@@ -50,7 +51,8 @@ pub struct Model {
     /// Tells models apart: a BLAKE3 hash over the config, the tokenizer, and the headers, lengths and a sample
     /// of every tensor of the weights. The same for a folder and for the same files embedded.
     pub fingerprint: [u8; 32],
-    /// How most of the weights are stored.
+    /// The type that most of the weights are stored in; that in which they are loaded unless another one is asked for, where they are
+    /// quantised: bf16.
     pub dtype: Dtype,
     /// Weights of the model; a tied output projection is not counted twice.
     pub n_parameters: u64,
@@ -98,6 +100,9 @@ impl Model {
     /// [`ModelError`] naming the file, what was expected in it and what was found.
     pub fn open(name: impl Into<String>, source: &ModelSource) -> Result<Self, ModelError> {
         source.check()?;
+        if let ModelSource::Gguf(path) = source {
+            return Self::open_gguf(name.into(), source, path);
+        }
         let config_bytes = required(source, CONFIG, CONFIG_BYTES_MAX, "config.json of a Llama-family model")?;
         let config_file = source.describe(CONFIG);
         let config = ModelConfig::from_json(&config_file, &config_bytes)?;
@@ -160,6 +165,45 @@ impl Model {
             tokenizer_json: tokenizer_bytes,
             chat_text,
         })
+    }
+
+    fn open_gguf(name: String, source: &ModelSource, path: &Path) -> Result<Self, ModelError> {
+        let file_name = path.display().to_string();
+        let (file, n_bytes) = ModelSource::open_gguf(path)?;
+        let gguf::Opened { config, checkpoint, vocabulary, chat_template } =
+            gguf::open(&file_name, file, n_bytes)?;
+        let tokenizer_json = vocabulary.tokenizer_json;
+        let tokenizer = Tokenizer::from_json(&file_name, &tokenizer_json, config.vocab_size)?;
+        let chat_text = chat_template.map(|template| ChatText {
+            file: file_name,
+            template,
+            bos_text: vocabulary.bos_text,
+            eos_text: vocabulary.eos_text,
+        });
+        // What its header says of the config is in the checkpoint's.
+        let fingerprint = fingerprint(&[], &tokenizer_json, &checkpoint)?;
+        let (dtype, n_parameters) = count_parameters(&config, &checkpoint);
+        Ok(Self {
+            name,
+            folder: source.folder(),
+            config,
+            checkpoint,
+            tokenizer: Arc::new(tokenizer),
+            chat: chat_text.as_ref().map(ChatText::parse).transpose()?,
+            bos_token: vocabulary.bos_token,
+            stop_tokens: vocabulary.stop_tokens,
+            fingerprint,
+            dtype,
+            n_parameters,
+            tokenizer_json: tokenizer_json.into(),
+            chat_text,
+        })
+    }
+
+    /// The kind of its tokenizer, by the name in `tokenizer.json`.
+    pub(super) fn tokenizer_kind(&self) -> Option<String> {
+        let tokenizer: Value = serde_json::from_slice(&self.tokenizer_json).ok()?;
+        tokenizer["model"]["type"].as_str().map(str::to_owned)
     }
 
     /// Tells it from every other model, to the last bit of its weights, and from itself once one of its files was changed. It may
@@ -342,7 +386,7 @@ fn count_parameters(config: &ModelConfig, checkpoint: &Checkpoint) -> (Dtype, u6
     for spec in tensors::expected(config) {
         let info = checkpoint.tensor(&spec.name).expect("the checkpoint was checked against the config");
         for (dtype, count) in &mut counts {
-            *count += if *dtype == info.dtype { info.n_elements() as u64 } else { 0 };
+            *count += if *dtype == info.loaded_dtype() { info.n_elements() as u64 } else { 0 };
         }
     }
     let (dtype, _) = counts.into_iter().max_by_key(|(_, count)| *count).expect("three types");

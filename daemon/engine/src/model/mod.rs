@@ -1,6 +1,6 @@
-//! Model folders in the Hugging Face layout.
+//! Models: folders in the Hugging Face layout, and GGUF files.
 //!
-//! - Comes in: a [`ModelSource`], which is a folder or files that are part of the executable; or the name of a published
+//! - Comes in: a [`ModelSource`], which is a folder, a file (`gguf`) or files that are part of the executable; or the name of a published
 //!   [`shape()`], for random weights.
 //! - Goes out: a [`Model`]: what the decoder looks like (`config`), its weights as ranges to be read (`checkpoint`,
 //!   `generated`), text to tokens and back (`tokenizer`, `decode_stream`), messages to the tokens of a chat (`chat`), both in parts that may be given up (`yield_point`), and a
@@ -21,9 +21,11 @@ mod config_file;
 mod date;
 mod decode_stream;
 mod error;
+mod explain;
 mod fields;
 mod folder;
 mod generated;
+mod gguf;
 mod merges;
 mod one_word;
 mod rope;
@@ -43,6 +45,7 @@ pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
 pub use date::Date;
 pub use decode_stream::DecodeStream;
 pub use error::ModelError;
+pub use explain::{ModelFacts, TensorTypes};
 pub use folder::{Model, ModelCard};
 pub use rope::inverse_frequencies;
 pub use shape::{SHAPES, shape};

@@ -15,16 +15,17 @@ pub fn inverse_frequencies(rope: &RopeConfig, head_dim: usize) -> Vec<f32> {
             let exponent = (2 * pair_idx) as f32 / head_dim as f32;
             // In f64 and then rounded, so that no platform's powf shows.
             let wavelength = (rope.theta as f32 as f64).powf(exponent as f64) as f32; // over 2 pi
-            scale(1.0 / wavelength, &rope.scaling)
+            scale(1.0 / wavelength, pair_idx, &rope.scaling)
         })
         .collect()
 }
 
-fn scale(frequency: f32, scaling: &RopeScaling) -> f32 {
+fn scale(frequency: f32, pair_idx: usize, scaling: &RopeScaling) -> f32 {
     match *scaling {
         // The base of the dynamic form is the unscaled one up to `max_position_embeddings`.
         RopeScaling::Default | RopeScaling::Dynamic { .. } => frequency,
         RopeScaling::Linear { factor } => frequency / factor as f32,
+        RopeScaling::Divided { ref divisors } => frequency / divisors[pair_idx],
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_n_positions } => {
             let n_positions = original_n_positions as f64;
             let wavelength = frequency.recip() * TAU; // a quotient of scalar and tensor in torch
@@ -83,6 +84,13 @@ mod tests {
         let rope = RopeConfig { theta: 10_000.0, scaling: RopeScaling::Linear { factor: 4.0 } };
         let expected = [(0, 0.25), (1, 0.187_473_55), (2, 0.140_585_33), (31, 3.333_803_8e-5)];
         assert_frequencies(rope, 64, &expected);
+    }
+
+    #[test]
+    fn divided_form() {
+        let divisors = (0..32).map(|pair_idx| if pair_idx < 16 { 1.0 } else { 4.0 }).collect();
+        let rope = RopeConfig { theta: 10_000.0, scaling: RopeScaling::Divided { divisors } };
+        assert_frequencies(rope, 64, &[(0, 1.0), (15, 0.013_335_215), (16, 0.0025), (31, 3.333_803_8e-5)]);
     }
 
     #[test]

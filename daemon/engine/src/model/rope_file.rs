@@ -5,9 +5,9 @@ use super::config_file::N_POSITIONS_MAX;
 use super::error::ModelError;
 use super::fields::Fields;
 
-const THETA_DEFAULT: f64 = 10_000.0;
-const THETA_MAX: f64 = 1e12;
-const FACTOR_MAX: f64 = 1e6;
+pub(crate) const THETA_DEFAULT: f64 = 10_000.0;
+pub(crate) const THETA_MAX: f64 = 1e12;
+pub(crate) const FACTOR_MAX: f64 = 1e6;
 const KINDS: &str = "\"default\", \"linear\", \"dynamic\" or \"llama3\"";
 
 /// Reads `rope_parameters`, or `rope_theta` with `rope_scaling`.

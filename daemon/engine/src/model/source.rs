@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::error::ModelError;
@@ -14,6 +14,8 @@ use super::generated::Generated;
 pub enum ModelSource {
     /// A folder in the Hugging Face layout.
     Folder(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
     /// File names with their bytes, compiled into the program.
     Embedded(&'static [(&'static str, &'static [u8])]),
 }
@@ -27,18 +29,25 @@ pub(crate) enum RangeFile {
 }
 
 impl ModelSource {
+    /// What is at a path: a file is one in the GGUF format.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        if path.is_file() { Self::Gguf(path) } else { Self::Folder(path) }
+    }
+
     /// The name of a file as the user knows it.
     pub(crate) fn describe(&self, name: &str) -> String {
         match self {
             Self::Folder(folder) => folder.join(name).display().to_string(),
+            Self::Gguf(path) => path.display().to_string(),
             Self::Embedded(_) => name.to_owned(),
         }
     }
 
-    /// The folder, by a path that names no other.
+    /// The folder or file, by a path that names no other.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         match self {
-            Self::Folder(folder) => folder.canonicalize().ok(),
+            Self::Folder(path) | Self::Gguf(path) => path.canonicalize().ok(),
             Self::Embedded(_) => None,
         }
     }
@@ -59,25 +68,18 @@ impl ModelSource {
                 .iter()
                 .find(|(file_name, _)| *file_name == name)
                 .map(|(_, bytes)| (RangeFile::Memory(bytes), bytes.len() as u64))),
-            Self::Folder(folder) => {
-                let path = folder.join(name);
-                let fail = |source| ModelError::Io { file: self.describe(name), source };
-                // Before it is opened: opening a pipe waits for its writer.
-                if std::fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
-                    return Err(fail(io::Error::other("not a regular file")));
-                }
-                let file = match File::open(&path) {
-                    Ok(file) => file,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                    Err(error) => return Err(fail(error)),
-                };
-                let metadata = file.metadata().map_err(fail)?;
-                if !metadata.is_file() {
-                    return Err(fail(io::Error::other("not a regular file")));
-                }
-                Ok(Some((RangeFile::Disk(file), metadata.len())))
-            }
+            Self::Folder(folder) => open_disk(&folder.join(name)),
+            // Its one file has a header of its own.
+            Self::Gguf(_) => Ok(None),
         }
+    }
+
+    /// Opens the one file of a model, and tells its length.
+    pub(crate) fn open_gguf(path: &Path) -> Result<(RangeFile, u64), ModelError> {
+        open_disk(path)?.ok_or_else(|| ModelError::MissingFile {
+            file: path.display().to_string(),
+            expected: "a GGUF file, or a folder in the Hugging Face layout",
+        })
     }
 
     /// Reads a whole text file of at most `limit_bytes`; `None` when there is none.
@@ -108,6 +110,24 @@ impl ModelSource {
             RangeFile::Generated(_) => unreachable!("no source has such files"),
         }
     }
+}
+
+fn open_disk(path: &Path) -> Result<Option<(RangeFile, u64)>, ModelError> {
+    let fail = |source| ModelError::Io { file: path.display().to_string(), source };
+    // Before it is opened: opening a pipe waits for its writer.
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(fail(io::Error::other("not a regular file")));
+    }
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    let metadata = file.metadata().map_err(fail)?;
+    if !metadata.is_file() {
+        return Err(fail(io::Error::other("not a regular file")));
+    }
+    Ok(Some((RangeFile::Disk(file), metadata.len())))
 }
 
 impl RangeFile {

@@ -65,7 +65,7 @@ const GUEST: &str = "probe";
 #[derive(Debug, Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", mix::programs_help()))]
 pub(crate) struct BenchArgs {
-    /// Measure with this model: a bundled name (tiny, draft) or a folder
+    /// Measure with this model: a bundled name (tiny, draft), a folder or a GGUF file
     #[arg(long, value_name = "NAME|PATH", default_value = TARGET_MODEL)]
     model: String,
     /// What runs the model; by default the CPU, or with --batch and the like a GPU if there is one. A GPU alone is

@@ -76,12 +76,19 @@ fn finding_of(choice: &str, error: &DaemonError) -> Finding {
         }
     };
     let whole = error.to_string();
-    let prefix = format!("{}/", choice.trim_end_matches('/'));
+    // A file by its name, without the folder that it is in.
+    let folder = match Path::new(choice) {
+        path if path.is_file() => {
+            path.parent().map(|folder| folder.display().to_string()).unwrap_or_default()
+        }
+        _ => choice.trim_end_matches('/').to_owned(),
+    };
+    let prefix = format!("{folder}/");
     let said = format!("model {:?}: {}", name(choice), whole.replace(&prefix, ""));
     let again = "download the file again: it is not as it was published";
     let (code, remedy) = match &**error {
         ModelError::NotAFolder { .. } => {
-            (Code::ModelMissing, "give `models` a folder in the Hugging Face layout")
+            (Code::ModelMissing, "give `models` a folder in the Hugging Face layout, or a GGUF file")
         }
         ModelError::MissingFile { .. } => {
             (Code::ModelFileMissing, "download the model again, with all of its files")
@@ -95,9 +102,10 @@ fn finding_of(choice: &str, error: &DaemonError) -> Finding {
         ModelError::FileLength { expected_bytes, found_bytes, .. } if found_bytes < expected_bytes => {
             (Code::ModelFileCutOff, "download the file again: its end is missing")
         }
-        ModelError::TensorDtype { .. } => {
-            (Code::ModelWrongDtype, "take a version of the model that is stored in f32, f16 or bf16")
-        }
+        ModelError::TensorDtype { .. } => (
+            Code::ModelWrongDtype,
+            "take a version of the model that is stored in one of the types that are expected",
+        ),
         ModelError::TensorShape { .. } => {
             (Code::ModelWrongShape, "download config.json and the weights again: they are of two models")
         }
@@ -131,8 +139,8 @@ fn missing(choice: &str) -> Finding {
                 .with(config.display().to_string())
         }
         _ => {
-            let remedy = "give `models` a bundled name (tiny, draft), or a folder that is there";
-            Finding::problem(Code::ModelMissing, said("there is no such folder"), remedy).with(choice)
+            let remedy = "give `models` a bundled name (tiny, draft), or a folder or file that is there";
+            Finding::problem(Code::ModelMissing, said("there is no such folder or file"), remedy).with(choice)
         }
     }
 }
@@ -141,7 +149,8 @@ fn unreadable(choice: &str, said: String) -> Finding {
     let who = Identity::this_process();
     let folder = Path::new(choice);
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let closed = who.kept_from(folder, Wanted::List);
+    let wanted = if folder.is_file() { Wanted::Read } else { Wanted::List };
+    let closed = who.kept_from(folder, wanted);
     let closed = closed.or_else(|| files.into_iter().find_map(|file| who.kept_from(&file, Wanted::Read)));
     let remedy = closed.as_ref().map_or_else(
         || "look at what confines this process: SELinux, AppArmor, a container".to_owned(),
@@ -257,6 +266,16 @@ mod tests {
             assert!(found.said.contains(file), "{found:?}");
             assert!([Code::ModelFileBroken, Code::ModelFileCutOff].contains(&found.code), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_broken_file_is_named_with_the_reason() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("broken.gguf");
+        fs::write(&path, b"GGUF\x03\0\0\0").expect("written");
+        let found = found(&path);
+        assert_eq!(found.code, Code::ModelFileBroken, "{found:?}");
+        assert!(found.said.starts_with("model \"broken.gguf\": broken.gguf: GGUF header:"), "{found:?}");
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub(super) fn check(file: &Path, config: &Config, who: &Identity) -> Result<(), 
             return Err(cannot(format!("{shown} is not in the /tmp that the unit has of its own"), remedy));
         }
     }
-    let folders = models.iter().copied().chain(guests_dir).map(|path| (path.to_owned(), Wanted::List));
+    let of_path = |path: &Path| (path.to_owned(), if path.is_file() { Wanted::Read } else { Wanted::List });
+    let folders = models.iter().copied().chain(guests_dir).map(of_path);
     let files = models.iter().flat_map(|folder| of_model(folder)).chain(component.map(Path::to_owned));
     let files = files.chain([file.to_owned()]).map(|path| (path, Wanted::Read));
     let closed = folders.chain(files).find_map(|(path, wanted)| Some((who.kept_from(&path, wanted)?, path)));
