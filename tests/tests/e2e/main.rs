@@ -36,6 +36,7 @@ mod guests;
 mod guide;
 mod hidden;
 mod hostile;
+mod http;
 mod identity;
 mod idle;
 mod isolation;
