@@ -29,9 +29,8 @@ class Front(Daemon):
         self.http_socket = self.folder / "http.sock"
         self.port = _free_port()
         where = f"127.0.0.1:{self.port}" if self._is_on_loopback else str(self.http_socket)
-        settings = self.config.read_text().replace(
-            'models = ["tiny"]', f"models = {json.dumps(self._models)}"
-        )
+        first = f'models = {json.dumps(self._models)}\nstate_dir = "{self.folder / "state"}"'
+        settings = self.config.read_text().replace('models = ["tiny"]', first)
         self.config.write_text(f'{settings}\n[http]\nlisten = "{where}"\n')
         super().start()
 
@@ -42,5 +41,5 @@ class Front(Daemon):
 
     @property
     def token(self) -> str:
-        """What lets its user in on loopback."""
-        return (self.folder / "http.token").read_text().strip()
+        """What lets the daemon's own user in on loopback."""
+        return (self.folder / "state/http-token").read_text().strip()

@@ -19,6 +19,11 @@ def said(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
+def n_prompt_tokens(message: Message) -> int:
+    """All of the prompt: those that were there already are counted apart."""
+    return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+
+
 def test_a_sum_and_what_it_counts(anthropic: Anthropic, openai: OpenAI) -> None:
     message = anthropic.messages.create(model="tiny", max_tokens=64, messages=SUM, extra_body=GREEDY)
     assert said(message).strip() == "85" and message.stop_reason == "end_turn" and message.model == "tiny"
@@ -26,10 +31,8 @@ def test_a_sum_and_what_it_counts(anthropic: Anthropic, openai: OpenAI) -> None:
         model="tiny", messages=[{"role": "user", "content": "What is 37 + 48?"}], extra_body=GREEDY
     )
     assert completion.choices[0].message.content == said(message) and completion.usage is not None
-    usage = message.usage
-    read = usage.cache_read_input_tokens or 0
-    assert usage.input_tokens + read == completion.usage.prompt_tokens == 17
-    assert usage.output_tokens == completion.usage.completion_tokens
+    assert n_prompt_tokens(message) == completion.usage.prompt_tokens == 17
+    assert message.usage.output_tokens == completion.usage.completion_tokens
 
 
 def test_what_is_said_is_what_a_guest_says_without_http(anthropic: Anthropic, trellis: Client) -> None:
