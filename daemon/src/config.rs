@@ -4,8 +4,10 @@ mod budgets;
 mod catalog;
 mod class_limits;
 pub(crate) mod classes;
+mod device;
 mod example;
 mod file;
+mod http;
 mod isolation;
 mod live;
 mod log;
@@ -16,7 +18,6 @@ mod settings;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
@@ -28,8 +29,10 @@ pub use self::budgets::{Budgets, SharedBudget};
 pub use self::catalog::{Catalog, CatalogModel, WrongCatalog};
 pub use self::class_limits::ClassLimits;
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
+pub use self::device::{Device, UnknownDevice};
 pub(crate) use self::example::example;
 pub use self::file::WrongText;
+pub use self::http::{HttpListen, HttpSettings, NoHttpPlace};
 pub use self::isolation::Isolation;
 pub(crate) use self::isolation::Served;
 pub use self::log::{LogFilter, WrongLogFilter};
@@ -131,88 +134,13 @@ pub struct Config {
     /// Models that are loaded when a guest asks for them, by the names that guests ask for; none by default. Any user may cause such a
     /// load, and no user any other: what stands here is what users may have the daemon read.
     pub catalog: Catalog,
+    /// Requests in the form of HTTP APIs.
+    pub http: HttpSettings,
     /// What the operator puts between guests and their clients, and in front of all samplers.
     pub policy: PolicySettings,
     /// What a file has set of all this.
     #[serde(skip)]
     pub set_by_file: SetByFile,
-}
-
-/// What runs the models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Device {
-    /// An NVIDIA GPU if the machine has one, the processor otherwise. A GPU that is there and cannot be used is an
-    /// error.
-    #[default]
-    Auto,
-    /// The processor.
-    Cpu,
-    /// The first NVIDIA GPU.
-    Cuda,
-    /// The NVIDIA GPU of this number, as the driver counts them: `cuda:1` is the second.
-    Ordinal(usize),
-}
-
-/// What is no device.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0:?} is no device: there are auto, cpu, cuda, and cuda:N for one GPU of several")]
-pub struct UnknownDevice(String);
-
-impl Device {
-    /// The number of the GPU that it means, if it means one.
-    #[must_use]
-    pub fn ordinal(self) -> usize {
-        match self {
-            Self::Ordinal(ordinal) => ordinal,
-            Self::Auto | Self::Cpu | Self::Cuda => 0,
-        }
-    }
-
-    /// Whether it is the processor.
-    #[must_use]
-    pub fn is_cpu(self) -> bool {
-        self == Self::Cpu
-    }
-
-    /// Whether both name one device.
-    #[must_use]
-    pub fn is_same(self, other: Self) -> bool {
-        self.is_cpu() == other.is_cpu() && self.ordinal() == other.ordinal()
-    }
-}
-
-impl FromStr for Device {
-    type Err = UnknownDevice;
-
-    fn from_str(text: &str) -> Result<Self, UnknownDevice> {
-        let unknown = || UnknownDevice(text.to_owned());
-        Ok(match text {
-            "auto" => Self::Auto,
-            "cpu" => Self::Cpu,
-            "cuda" => Self::Cuda,
-            _ => Self::Ordinal(text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).ok_or_else(unknown)?),
-        })
-    }
-}
-
-impl TryFrom<String> for Device {
-    type Error = UnknownDevice;
-
-    fn try_from(text: String) -> Result<Self, UnknownDevice> {
-        text.parse()
-    }
-}
-
-impl From<Device> for String {
-    fn from(device: Device) -> Self {
-        match device {
-            Device::Auto => "auto".to_owned(),
-            Device::Cpu => "cpu".to_owned(),
-            Device::Cuda => "cuda".to_owned(),
-            Device::Ordinal(ordinal) => format!("cuda:{ordinal}"),
-        }
-    }
 }
 
 /// Type of weights, activations and KV cache.
@@ -326,6 +254,7 @@ impl Default for Config {
             classes: ClassTable::default(),
             permissions: PermissionSettings::default(),
             catalog: Catalog::default(),
+            http: HttpSettings::default(),
             policy: PolicySettings::default(),
             set_by_file: SetByFile::default(),
         }
@@ -440,6 +369,7 @@ impl Config {
             }
         }
         seen::check(self.metrics_listen, self.log_bytes)?;
+        http::check(&self.http)?;
         let PolicySettings { component, settings, .. } = &self.policy;
         if component.is_none() && !settings.is_empty() {
             let names = settings.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -533,25 +463,6 @@ mod tests {
             }
             assert!(load(&least(field, least_bytes)).is_ok(), "{field}");
         }
-    }
-
-    #[test]
-    fn devices_go_by_their_names() {
-        for (text, device) in [
-            ("auto", Device::Auto),
-            ("cpu", Device::Cpu),
-            ("cuda", Device::Cuda),
-            ("cuda:0", Device::Ordinal(0)),
-            ("cuda:12", Device::Ordinal(12)),
-        ] {
-            assert_eq!(text.parse::<Device>().expect(text), device);
-            assert_eq!(String::from(device), text);
-        }
-        for text in ["", "tpu", "cuda:", "cuda:-1", "cuda:x", "CPU"] {
-            assert!(text.parse::<Device>().is_err(), "{text}");
-        }
-        assert!(Device::Cuda.is_same(Device::Ordinal(0)) && !Device::Cuda.is_same(Device::Ordinal(1)));
-        assert!(!Device::Cpu.is_same(Device::Cuda));
     }
 
     #[test]

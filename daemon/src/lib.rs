@@ -3,6 +3,7 @@
 mod accounts;
 mod allocator;
 pub mod bundled;
+mod checkout;
 mod classes;
 pub mod cli;
 pub mod config;
@@ -17,6 +18,7 @@ mod files;
 pub mod fuzzing;
 mod groups;
 pub mod guest;
+mod http;
 mod hub;
 pub mod ipc;
 #[cfg(target_os = "linux")]

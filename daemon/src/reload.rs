@@ -197,8 +197,9 @@ impl Reload {
 }
 
 /// Settings that wait for a restart and that no folder, model or policy depends on.
-const OF_THEMSELVES: [&str; 10] = [
+const OF_THEMSELVES: [&str; 11] = [
     "budgets",
+    "http",
     "log_bytes",
     "log_format",
     "metrics_listen",

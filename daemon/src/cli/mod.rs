@@ -53,6 +53,7 @@ mod seed;
 mod serve;
 mod served;
 mod service;
+mod sockets;
 mod start_notes;
 mod status;
 mod stop;

@@ -4,12 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::CliError;
-
-/// Where the examples lie in a checkout.
-const EXAMPLES: &str = "guest-examples";
-
-/// Where packages have those that commands need, built.
-const INSTALLED: &str = "/usr/lib/trellis/guests";
+use crate::checkout::{self, EXAMPLES, INSTALLED};
 
 /// A guest as the user named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,28 +20,11 @@ pub(crate) enum Named {
 /// The folders in which a guest may be given by name alone: the examples of this folder, then those of the
 /// checkout that this program was built from, if it is still there, then the components that a package has put on the machine.
 pub(crate) fn example_folders() -> Vec<PathBuf> {
-    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(|root| root.join(EXAMPLES));
     let mut folders = vec![PathBuf::from(EXAMPLES)];
-    folders.extend(checkout.filter(|folder| is_trusted(folder)));
+    folders.extend(checkout::examples());
     folders.retain(|folder| folder.is_dir());
     folders.push(PathBuf::from(INSTALLED));
     folders
-}
-
-/// Whether only this user and root decide what is built there: the program may have been built on another machine, or by
-/// somebody else.
-#[cfg(unix)]
-fn is_trusted(folder: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let own = rustix::process::geteuid().as_raw();
-    fs::metadata(folder).is_ok_and(|folder| {
-        [0, own].contains(&folder.uid()) && (folder.mode() & 0o022 == 0 || own == folder.uid())
-    })
-}
-
-#[cfg(not(unix))]
-fn is_trusted(_: &Path) -> bool {
-    true
 }
 
 /// Finds what `word` names.

@@ -10,25 +10,24 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
-use trellis_client::socket::default_socket;
 use trellis_client::{ReloadInfo, SettingChange};
 
 use super::connect::{self, DtypeArg};
 use super::error::CliError;
 use super::interrupt::{HangUps, Interrupts, UpgradeSignals};
-use super::manager::{self, Lent, Manager};
+use super::manager::{self, Manager};
 use super::output::{self, Format};
-use super::served::{self, OPEN_MODE, directory_mode};
+use super::served;
+use super::sockets::{Sockets, listen_for_http};
 use super::start_notes::StartNotes;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, usual_state_dir};
-use crate::ipc::Listener;
+use crate::http::Front;
 use crate::logs::{self, SetLog};
-use crate::metrics::Endpoint;
 use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
 use crate::tasks::joined;
-use crate::upgrade::{self, CommandLine, Inherited, InheritedMetrics, Signals};
+use crate::upgrade::{self, CommandLine, Signals};
 use crate::{cores, descriptors};
 
 const EXAMPLES: &str = "\
@@ -260,14 +259,16 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
     let Sockets { mut listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
+    let http = listen_for_http(&config).await?;
     let socket = listener.path().to_owned();
     // The service manager may have said where.
     let _ = settings.listened.set(socket.clone());
     let isolation = config.isolation;
     let config = settings.decided(config);
-    if isolation.shares_unasked(config.isolation) {
+    let users = isolation.shares_unasked(config.isolation).then(|| [rustix::process::geteuid().as_raw(), 0]);
+    if let Some(users) = users {
         // Others may come later, where the modes of the socket and its folders are changed.
-        listener.serve_only([rustix::process::geteuid().as_raw(), 0]);
+        listener.serve_only(users);
     }
     let told = manager.clone();
     let notes = StartNotes::in_(listener.start_note().map_err(CliError::io("open the lock"))?);
@@ -284,7 +285,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         ready: true,
         device: model.as_ref().map(|model| model.device().to_owned()).unwrap_or_default(),
         dtype: model.as_ref().map(|model| model.weights().dtype.name().to_owned()).unwrap_or_default(),
-        models: config.models,
+        models: config.models.clone(),
         socket,
         metrics: endpoint.as_ref().map(|(_, address)| *address),
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -316,6 +317,15 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         };
         (socket, tokio::spawn(endpoint.serve(read, daemon.shutdown().clone())))
     });
+    let http = match http {
+        Some((socket, place)) => {
+            let front = Front::new(&daemon, &config, socket.needs_token(), users)
+                .map_err(CliError::io("read the tokens of HTTP requests"))?;
+            tracing::info!(place, "HTTP requests are answered");
+            Some(tokio::spawn(socket.serve(front, daemon.shutdown().clone())))
+        }
+        None => None,
+    };
     let (ending, ends, replaced) = (daemon.shutdown().clone(), manager.clone(), daemon.upgrade().clone());
     tokio::spawn(async move {
         ending.cancelled().await;
@@ -330,6 +340,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         never = follow_upgrades(&daemon, &mut upgrades) => match never {},
         never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
+    }
+    if let Some(task) = http {
+        joined(task).await;
     }
     let Some((successor, listener)) = daemon.upgrade().take() else {
         words.say("stopped");
@@ -495,95 +508,4 @@ async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, word
     daemon.sessions().ends_by().note_end();
     daemon.shutdown().cancel();
     std::future::pending().await
-}
-
-/// Where clients come, and where metrics are asked for.
-struct Sockets {
-    listener: Listener,
-    endpoint: Option<(Endpoint, SocketAddr)>,
-    /// A service manager has made the second one.
-    metrics_are_lent: bool,
-}
-
-impl Sockets {
-    /// Those that are handed over, or else those that the settings name.
-    async fn of(lent: Lent, config: &Config) -> Result<Self, CliError> {
-        let told = config.socket.clone();
-        let Lent { clients, metrics, inherited } = lent;
-        let (metrics, kept) = match inherited {
-            Some(Inherited { clients, metrics }) => (metrics, Some(clients)),
-            None => (metrics.map(|socket| InheritedMetrics { socket, is_lent: true }), None),
-        };
-        let listener = match (kept, clients) {
-            (Some(kept), _) => {
-                let listener = Listener::inherit(kept, directory_mode)?;
-                note_told(
-                    told,
-                    &listener,
-                    "the socket of the program before is used, and the one that is told waits for a restart",
-                );
-                listener
-            }
-            (None, Some(lent)) => {
-                let listener = Listener::adopt(lent, OPEN_MODE)?;
-                note_told(
-                    told,
-                    &listener,
-                    "the socket that the service manager hands over is used, and the one that is told passed over",
-                );
-                listener
-            }
-            (None, None) => {
-                let socket = told.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
-                let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
-                Listener::bind(&socket, directory_mode(&socket))?
-            }
-        };
-        // One that the settings do not name any more is closed before another takes its port.
-        let metrics = metrics.filter(|metrics| metrics.is_lent || is_told(metrics, config.metrics_listen));
-        let metrics_are_lent = metrics.as_ref().is_some_and(|metrics| metrics.is_lent);
-        let endpoint = match (metrics, config.metrics_listen) {
-            (Some(metrics), _) => Some(adopt_for_metrics(metrics.socket)?),
-            (None, Some(address)) => Some(listen_for_metrics(address).await?),
-            (None, None) => None,
-        };
-        Ok(Self { listener, endpoint, metrics_are_lent })
-    }
-}
-
-/// Says why another socket is listened on than the settings name, where that is so.
-fn note_told(told: Option<PathBuf>, listener: &Listener, why: &str) {
-    if let Some(told) = told.filter(|told| told != listener.path()) {
-        tracing::warn!(told = %told.display(), path = %listener.path().display(), "{why}");
-    }
-}
-
-/// Whether a socket is where the settings want one. Port 0 is any.
-fn is_told(metrics: &InheritedMetrics, told: Option<SocketAddr>) -> bool {
-    let address = metrics.socket.local_addr();
-    told.zip(address.ok())
-        .is_some_and(|(told, address)| told == address || told.port() == 0 && told.ip() == address.ip())
-}
-
-/// Before the models are loaded: a port that is taken is heard of at once.
-async fn listen_for_metrics(address: SocketAddr) -> Result<(Endpoint, SocketAddr), CliError> {
-    let endpoint = Endpoint::bind(address).await.map_err(|error| {
-        // What a process is told that may have no sockets of this kind.
-        let is_shut_in = error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error());
-        let why = match is_shut_in {
-            true => ": this service may make no such socket, and takes one from trellis-metrics.socket in place of metrics_listen; \
-                     `trellis metrics` works as it is",
-            false => "",
-        };
-        CliError::io(format!("listen for metrics on {address}{why}"))(error)
-    })?;
-    let address = endpoint.address().map_err(CliError::io("listen for metrics"))?;
-    Ok((endpoint, address))
-}
-
-/// The socket for metrics that the service manager hands over, in place of what the configuration says.
-fn adopt_for_metrics(lent: std::net::TcpListener) -> Result<(Endpoint, SocketAddr), CliError> {
-    let endpoint = Endpoint::adopt(lent).map_err(CliError::io("take the socket for metrics of systemd"))?;
-    let address = endpoint.address().map_err(CliError::io("take the socket for metrics of systemd"))?;
-    Ok((endpoint, address))
 }

@@ -3,7 +3,9 @@
 use documented::DocumentedFields;
 use serde_json::Value;
 
-use super::{CatalogModel, ClassLimits, ClassSettings, Config, PermissionSettings, PolicySettings};
+use super::{
+    CatalogModel, ClassLimits, ClassSettings, Config, HttpSettings, PermissionSettings, PolicySettings,
+};
 use crate::limits::{self, Source};
 
 /// A setting of a daemon with this configuration.
@@ -57,6 +59,7 @@ fn about(name: &str) -> String {
     let docs = match table {
         "" => Config::get_field_docs(field),
         "permissions" => PermissionSettings::get_field_docs(field),
+        "http" => HttpSettings::get_field_docs(field),
         "policy" => PolicySettings::get_field_docs(field),
         table if table.starts_with("classes.") && table.ends_with(".limits") => {
             ClassLimits::get_field_docs(field)

@@ -97,6 +97,15 @@ impl Scope {
         })
     }
 
+    /// Whose the fields of [`HttpSettings`](crate::config::HttpSettings) are.
+    pub(super) fn of_http(field: &str) -> Option<Self> {
+        match field {
+            "body_bytes" | "read_ms" => Some(Self::Session),
+            "n_connections" => Some(Self::User),
+            _ => None,
+        }
+    }
+
     /// Whose the fields of [`PolicySettings`](crate::guest::PolicySettings) are.
     pub(super) fn of_policy(field: &str) -> Option<Self> {
         match field {

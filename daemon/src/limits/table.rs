@@ -7,7 +7,7 @@ use trellis_wire::LimitInfo;
 use super::scope::Scope;
 use super::source::Source;
 use super::unit::Unit;
-use crate::config::{Budgets, Config, HostBytes, SharedBudget, Sizes};
+use crate::config::{Budgets, Config, HostBytes, HttpSettings, SharedBudget, Sizes};
 use crate::guest::{GuestLimits, PolicySettings, ProcessBytes};
 use crate::session::SessionLimits;
 
@@ -155,6 +155,7 @@ fn fields() -> impl Iterator<Item = Field> {
     });
     fields_of::<GuestLimits>("limits.".to_owned(), Scope::of_guest_limits)
         .chain(fields_of::<SessionLimits>("sessions.".to_owned(), Scope::of_session_limits))
+        .chain(fields_of::<HttpSettings>("http.".to_owned(), Scope::of_http))
         .chain(fields_of::<PolicySettings>("policy.".to_owned(), Scope::of_policy))
         .chain(budgets)
         .chain(fields_of::<Config>(String::new(), Scope::of_sizes))
@@ -177,13 +178,15 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 23] = [
+    const OTHERS: [&str; 25] = [
         "cache_dir",
         "compile_exe",
         "isolation",
         "device",
         "dtype",
         "guests_dir",
+        "http.listen",
+        "http.tokens_dir",
         "is_prefix_cache_shared",
         "latency_multiple",
         "log",

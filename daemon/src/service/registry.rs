@@ -12,8 +12,10 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use trellis_wire::{ErrorBody, ErrorCode};
 
+use crate::checkout;
 use crate::descriptors;
 use crate::guest::{listed_names, shown_name};
+use crate::http;
 use crate::tasks::blocking;
 
 /// How old the names may be that a client is told of whose program is not there: however often that is asked, the folder is
@@ -89,8 +91,18 @@ impl Registry {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program of that name. Its file is looked at, and not the folder: clients may ask often.
+    /// The program of that name; the guest of the HTTP front is found where it comes with the daemon, too.
     pub(super) async fn find(&self, name: &str) -> Result<Named, ErrorBody> {
+        match self.find_in_folder(name).await {
+            Err(missing) if name == http::GUEST && missing.code == ErrorCode::UnknownProgram => {
+                self.find_built(name, missing).await
+            }
+            found => found,
+        }
+    }
+
+    /// The program of that name. Its file is looked at, and not the folder: clients may ask often.
+    async fn find_in_folder(&self, name: &str) -> Result<Named, ErrorBody> {
         let Some(path) = self.path_of(name) else { return Err(self.unknown(name).await) };
         let file = match tokio::fs::metadata(&path).await {
             Ok(file) => file,
@@ -137,6 +149,22 @@ impl Registry {
             }
         }
         None
+    }
+
+    /// The component of that name that comes with the daemon.
+    async fn find_built(&self, name: &str, missing: ErrorBody) -> Result<Named, ErrorBody> {
+        for path in checkout::built(name) {
+            if let Ok(file) = tokio::fs::metadata(&path).await {
+                let (name, stamp) = (name.to_owned(), Stamp::of(&file));
+                let hash = self.known().get(&name).filter(|(of, _)| *of == stamp).map(|(_, hash)| *hash);
+                return Ok(Named { name, path, stamp, hash });
+            }
+        }
+        let message = format!(
+            "the component {name} is not there: `trellis build {name} -o FOLDER/{name}.wasm` puts it into the folder that guests_dir \
+             names, and packages bring it"
+        );
+        Err(ErrorBody { message, ..missing })
     }
 
     /// Where the program of that name is, if it is there; none where the name would lead out of the folder.

@@ -1,0 +1,245 @@
+//! A connection's requests: whose they are, what they ask, and a session for each.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use trellis_client::Client;
+
+use super::failure::Failure;
+use super::openai;
+use super::tokens::Tokens;
+use crate::config::{Config, HttpSettings};
+use crate::daemon::Daemon;
+use crate::service::HostService;
+use crate::session::{Actor, Sessions};
+
+/// Bytes under way between a request and its session.
+const DUPLEX_BYTES: usize = 64 << 10;
+
+/// Bytes of the head of a request, and of what is read of its body at a time.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// What answers requests.
+pub(crate) struct Front {
+    sessions: Arc<Sessions<HostService>>,
+    shutdown: CancellationToken,
+    settings: HttpSettings,
+    /// None where the kernel says who asks.
+    tokens: Option<Tokens>,
+    /// Who is served; all where there is none.
+    users: Option<[u32; 2]>,
+}
+
+impl Front {
+    /// A front of a daemon, for all of its users or for these alone. With tokens, where no kernel says who asks.
+    ///
+    /// # Errors
+    /// There are no tokens to be had.
+    pub(crate) fn new(
+        daemon: &Daemon,
+        config: &Config,
+        needs_token: bool,
+        users: Option<[u32; 2]>,
+    ) -> io::Result<Arc<Self>> {
+        let tokens = match (needs_token, &config.http.tokens_dir, &config.state_dir) {
+            (false, _, _) => None,
+            (true, Some(folder), _) => Some(Tokens::in_folder(folder.clone())?),
+            (true, None, Some(state)) => Some(Tokens::own(state)?),
+            (true, None, None) => {
+                let message = "there is no place for a token: set http.tokens_dir or state_dir";
+                return Err(io::Error::new(io::ErrorKind::NotFound, message));
+            }
+        };
+        if let Some(tokens) = &tokens {
+            tracing::info!(place = %tokens.place().display(), "HTTP requests need a token");
+        }
+        Ok(Arc::new(Self {
+            sessions: daemon.sessions().clone(),
+            shutdown: daemon.shutdown().clone(),
+            settings: config.http.clone(),
+            tokens,
+            users,
+        }))
+    }
+
+    /// What is where.
+    pub(super) fn router(self: &Arc<Self>) -> Router {
+        Router::new()
+            .route("/v1/chat/completions", post(openai::chat::answer))
+            .fallback(openai::unknown_path)
+            .method_not_allowed_fallback(openai::unknown_method)
+            .with_state(self.clone())
+    }
+
+    /// Connections at a time.
+    pub(super) fn n_connections(&self) -> usize {
+        self.settings.n_connections
+    }
+
+    /// Bytes of one message to a guest.
+    pub(super) fn message_bytes(&self) -> usize {
+        self.sessions.limits().message_bytes
+    }
+
+    fn read_time(&self) -> Duration {
+        Duration::from_millis(self.settings.read_ms)
+    }
+
+    /// A session of this user, which lasts until its client is dropped.
+    pub(super) async fn connect(&self, actor: Actor) -> Result<Client, Failure> {
+        if self.sessions.is_draining() || self.shutdown.is_cancelled() {
+            let message = "the daemon is going down; there may be another soon";
+            return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
+        }
+        let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
+        let (sessions, shutdown) = (self.sessions.clone(), self.shutdown.clone());
+        tokio::spawn(async move {
+            match sessions.serve(far, actor, shutdown).await {
+                Err(error) if !error.is_departure() => {
+                    tracing::debug!(uid = actor.uid, %error, "the session of an HTTP request failed");
+                }
+                Ok(()) | Err(_) => {}
+            }
+        });
+        Ok(Client::over(near).await?)
+    }
+
+    /// The body of a request.
+    pub(super) async fn body(&self, body: Body) -> Result<Bytes, Failure> {
+        let limit = self.settings.body_bytes;
+        let read = tokio::time::timeout(self.read_time(), axum::body::to_bytes(body, limit)).await;
+        match read {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(error)) => {
+                use std::error::Error as _;
+                let is_too_long =
+                    error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
+                Err(if is_too_long {
+                    let message = format!("the body has more than the limit of {limit} bytes");
+                    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+                } else {
+                    Failure::new(
+                        StatusCode::BAD_REQUEST,
+                        "invalid_body",
+                        format!("the body cannot be read: {error}"),
+                    )
+                })
+            }
+            Err(_) => {
+                let message = format!("the body has not come within {:?}", self.read_time());
+                Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", message))
+            }
+        }
+    }
+
+    /// Answers the requests of a connection; once the daemon is about to end, those alone that are under way.
+    pub(super) async fn talk<T>(
+        self: Arc<Self>,
+        stream: T,
+        peer: Option<Actor>,
+        router: Router,
+        shutdown: CancellationToken,
+    ) where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let router = TowerToHyperService::new(router);
+        let service = service_fn(|mut request: Request<Incoming>| {
+            let (front, router) = (self.clone(), router.clone());
+            async move {
+                Ok::<Response, Infallible>(match front.admit(peer, request.headers()) {
+                    Ok(actor) => {
+                        request.extensions_mut().insert(actor);
+                        match router.call(request).await {
+                            Ok(response) => response,
+                            Err(never) => match never {},
+                        }
+                    }
+                    Err(failure) => openai::Refused::from(failure).into_response(),
+                })
+            }
+        });
+        let mut server = http1::Builder::new();
+        server.timer(TokioTimer::new()).header_read_timeout(self.read_time()).max_buf_size(BUFFER_BYTES);
+        let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+        tokio::select! {
+            // A client that breaks off, or says what is no HTTP, hears no more.
+            _ = connection.as_mut() => return,
+            () = shutdown.cancelled() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        let last_time = Duration::from_millis(self.sessions.limits().stop_ms);
+        let _ = tokio::time::timeout(last_time, connection).await;
+    }
+
+    /// Whose a request is.
+    fn admit(&self, peer: Option<Actor>, headers: &HeaderMap) -> Result<Actor, Failure> {
+        let unauthorized = |message: &str| Failure::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message);
+        let actor = match (peer, &self.tokens) {
+            (Some(actor), _) => actor,
+            (None, Some(tokens)) => {
+                let token = token(headers).ok_or_else(|| {
+                    unauthorized(
+                        "a token is needed: `Authorization: Bearer TOKEN`, which clients take as the API key",
+                    )
+                })?;
+                tokens.owner(token).ok_or_else(|| unauthorized("this token is nobody's"))?
+            }
+            (None, None) => return Err(unauthorized("it is not known who asks")),
+        };
+        match self.users {
+            Some(users) if !users.contains(&actor.uid) => {
+                let message = "this daemon runs guests in its own process, for the user who started it, and serves no others";
+                Err(Failure::new(StatusCode::FORBIDDEN, "permission_denied", message))
+            }
+            _ => Ok(actor),
+        }
+    }
+}
+
+/// The token that a request has, in the header of OpenAI's or of Anthropic's API.
+fn token(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok()).filter(|token| !token.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_in_the_headers_of_either_api() {
+        let of = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().expect("a header"));
+            token(&headers).map(str::to_owned)
+        };
+        assert_eq!(of("authorization", "Bearer abc").as_deref(), Some("abc"));
+        assert_eq!(of("authorization", "bearer  abc ").as_deref(), Some("abc"));
+        assert_eq!(of("x-api-key", "abc").as_deref(), Some("abc"));
+        for (name, value) in [("authorization", "Basic abc"), ("authorization", "Bearer "), ("cookie", "abc")]
+        {
+            assert_eq!(of(name, value), None, "{name}: {value}");
+        }
+    }
+}
