@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
 
 use super::failure::Failure;
-use super::openai;
 use super::tokens::Tokens;
+use super::{anthropic, openai};
 use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
 use crate::service::HostService;
@@ -83,6 +83,8 @@ impl Front {
     pub(super) fn router(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/v1/chat/completions", post(openai::chat::answer))
+            .route("/v1/messages", post(anthropic::answer))
+            .route("/v1/messages/count_tokens", post(anthropic::count))
             .fallback(openai::unknown_path)
             .method_not_allowed_fallback(openai::unknown_method)
             .with_state(self.clone())
@@ -171,7 +173,10 @@ impl Front {
                             Err(never) => match never {},
                         }
                     }
-                    Err(failure) => openai::Refused::from(failure).into_response(),
+                    Err(failure) => match anthropic::is_asked(&request) {
+                        true => anthropic::Refused::from(failure).into_response(),
+                        false => openai::Refused::from(failure).into_response(),
+                    },
                 })
             }
         });

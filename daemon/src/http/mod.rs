@@ -9,6 +9,7 @@
 //!   ends its guest.
 //! - Must not happen: a field of a request that is passed over in silence; a request whose user is not known.
 
+mod anthropic;
 mod exchange;
 mod failure;
 mod fields;

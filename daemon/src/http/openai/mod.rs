@@ -8,7 +8,7 @@ pub(super) mod chat;
 mod content;
 mod errors;
 mod logprobs;
-mod settings;
+pub(super) mod settings;
 mod tools;
 
 use std::time::{SystemTime, UNIX_EPOCH};
