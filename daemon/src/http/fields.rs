@@ -54,6 +54,11 @@ impl Fields {
         serde_json::from_value(value).map(Some).map_err(wrong)
     }
 
+    /// What a field says, which is left where it is.
+    pub(super) fn look(&self, name: &str) -> Option<Value> {
+        self.map.get(name).filter(|value| !value.is_null()).cloned()
+    }
+
     /// A field that has to be there.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -83,6 +83,12 @@ impl Front {
     pub(super) fn router(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/v1/chat/completions", post(openai::chat::answer))
+            .route("/v1/completions", post(openai::completions::answer))
+            .route("/v1/embeddings", post(openai::embeddings::answer))
+            .route("/v1/models", get(openai::models::list))
+            .route("/v1/models/{*name}", get(openai::models::one))
+            .route("/v1/responses", post(openai::responses::answer))
+            .route("/v1/responses/{id}", get(openai::responses::get).delete(openai::responses::delete))
             .route("/v1/messages", post(anthropic::answer))
             .route("/v1/messages/count_tokens", post(anthropic::count))
             .fallback(openai::unknown_path)

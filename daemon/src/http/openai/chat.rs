@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::super::exchange::{Chat, Format, Reply, Request, ToolChoice, Usage};
@@ -17,7 +17,8 @@ use super::super::sse::{self, Events, Frame};
 use super::super::whole::{Choice, Whole};
 use super::errors::{self, Refused};
 use super::settings::{self, N_TOP_MAX};
-use super::{content, fingerprint, finish_reason, logprobs, new_id, now, tools, usage};
+use super::stream::{self, Streaming};
+use super::{answer_json, content, fingerprint, finish_reason, logprobs, new_id, now, tools, usage};
 use crate::session::Actor;
 
 /// Answers a conversation.
@@ -29,27 +30,18 @@ pub(in crate::http) async fn answer(
     let body = front.body(body).await?;
     let (asked, form) = read(Fields::of_body(&body)?)?;
     let run = Run::start(&front, actor, asked).await?;
-    Ok(match form.stream {
-        Some(_) => sse::answer(run, Chunks::new(form)).await?,
-        None => axum_json(&whole(&Whole::of(run).await?, &form)),
+    Ok(match form.streaming {
+        Streaming::No => answer_json(&whole(&Whole::of(run).await?, form)),
+        _ => sse::answer(run, Chunks::new(form)).await?,
     })
-}
-
-/// An answer in JSON.
-pub(super) fn axum_json(value: &Value) -> Response {
-    ([(axum::http::header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
 /// In which form the answer comes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Form {
-    /// Where it comes in chunks: whether the last of them has what it took.
-    stream: Option<WithUsage>,
+    streaming: Streaming,
     has_logprobs: bool,
 }
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct WithUsage(bool);
 
 /// What is asked by the fields of a body.
 fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
@@ -75,7 +67,7 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
     fields.pass_over(&["parallel_tool_calls"]);
     fields.only("modalities", &[json!(["text"])], "answers are text")?;
     fields.only("verbosity", &[json!("medium")], "nothing here makes an answer longer or shorter")?;
-    let form = Form { stream: stream(&mut fields)?, has_logprobs: chat.settings.logprobs.is_some() };
+    let form = Form { streaming: stream::read(&mut fields)?, has_logprobs: chat.settings.logprobs.is_some() };
     fields.finish()?;
     let others = [
         ("tools", !chat.tools.is_empty()),
@@ -114,22 +106,6 @@ fn chat_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     }
 }
 
-/// Whether the answer comes in chunks.
-fn stream(fields: &mut Fields) -> Result<Option<WithUsage>, Failure> {
-    let is_streamed = fields.take::<bool>("stream")?.unwrap_or_default();
-    let Some(mut options) = fields.object("stream_options")? else {
-        return Ok(is_streamed.then_some(WithUsage(false)));
-    };
-    if !is_streamed {
-        return Err(Failure::invalid("stream_options", "stream_options are for a stream that is true"));
-    }
-    let with_usage = options.take::<bool>("include_usage")?.unwrap_or_default();
-    // It would pad what is sent, which no network carries.
-    options.pass_over(&["include_obfuscation"]);
-    options.finish()?;
-    Ok(Some(WithUsage(with_usage)))
-}
-
 /// The field that stands for a part of the guest's request.
 fn name_of(part: &str) -> String {
     match part {
@@ -141,7 +117,7 @@ fn name_of(part: &str) -> String {
 }
 
 /// An answer as a whole.
-fn whole(whole: &Whole, form: &Form) -> Value {
+fn whole(whole: &Whole, form: Form) -> Value {
     let choices = whole.choices.iter().enumerate().map(|(idx, choice)| {
         json!({
             "index": idx,
@@ -206,7 +182,7 @@ impl Chunks {
             "choices": choices,
         });
         // With usage in the last chunk, the others say that they have none.
-        if self.form.stream == Some(WithUsage(true)) {
+        if self.form.streaming == Streaming::WithUsage {
             chunk["usage"] = usage.map(super::usage).unwrap_or_default();
         }
         Frame::data(chunk)
@@ -266,10 +242,10 @@ impl Events for Chunks {
             }
             Reply::Ended(usage) => {
                 let mut frames = Vec::new();
-                if self.form.stream == Some(WithUsage(true)) {
+                if self.form.streaming == Streaming::WithUsage {
                     frames.push(self.frame(json!([]), Some(usage)));
                 }
-                frames.push(Frame::data("[DONE]"));
+                frames.push(Frame::data(stream::DONE));
                 frames
             }
             Reply::Begun { .. } | Reply::Embedding { .. } | Reply::Refused(_) => Vec::new(),
@@ -278,5 +254,80 @@ impl Events for Chunks {
 
     fn fail(&mut self, failure: &Failure) -> Vec<Frame> {
         vec![Frame::data(errors::body(failure))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(extra: Value) -> Result<(Asked, Form), Failure> {
+        let mut body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hello" }] });
+        for (name, value) in extra.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        read(Fields::of(body, "").expect("an object"))
+    }
+
+    #[test]
+    fn a_body_is_a_conversation_with_its_settings() {
+        let (asked, form) = asked(json!({
+            "max_tokens": 9, "max_completion_tokens": 7, "logprobs": true, "top_logprobs": 3, "seed": 5, "stream": true,
+            "reasoning_effort": "low", "user": "ada", "parallel_tool_calls": false,
+        }))
+        .expect("all is in order");
+        assert_eq!((asked.seed, form.streaming, form.has_logprobs), (Some(5), Streaming::Yes, true));
+        let Request::Chat(chat) = asked.request else { panic!("{asked:?}") };
+        assert_eq!((chat.settings.max_tokens, chat.settings.logprobs), (Some(7), Some(3)));
+        assert_eq!(chat.thinking_budget, Some(256));
+    }
+
+    #[test]
+    fn what_is_not_done_is_named() {
+        for (extra, param) in [
+            (json!({ "functions": [] }), "functions"),
+            (json!({ "modalities": ["audio"] }), "modalities"),
+            (json!({ "top_logprobs": 2 }), "top_logprobs"),
+            (json!({ "frobnicate": 1 }), "frobnicate"),
+            (json!({ "verbosity": "low" }), "verbosity"),
+            (
+                json!({ "trellis": { "guest": "best-of-n", "args": [] }, "tools": [{ "function": { "name": "f" } }] }),
+                "tools",
+            ),
+        ] {
+            let failure = asked(extra).expect_err(param);
+            assert_eq!(
+                (failure.status.as_u16(), failure.param.as_deref()),
+                (400, Some(param)),
+                "{failure:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_guest_with_arguments_gets_the_question_as_the_last() {
+        let (asked, _) =
+            asked(json!({ "trellis": { "guest": "best-of-n", "args": ["--n", "4"] } })).expect("a guest");
+        let args = ["--n", "4", "Hello"].map(str::to_owned).to_vec();
+        assert_eq!(asked.policy, Policy::Text("best-of-n".to_owned(), args));
+    }
+
+    #[test]
+    fn chunks_begin_with_the_role_and_end_with_what_it_took() {
+        let mut chunks = Chunks::new(Form { streaming: Streaming::WithUsage, has_logprobs: false });
+        assert!(chunks.begin("tiny", 3).is_empty());
+        let read = |frames: Vec<Frame>| -> Vec<Value> {
+            frames.iter().map(|frame| serde_json::from_str(&frame.data).unwrap_or(Value::Null)).collect()
+        };
+        let first = read(chunks.take(Reply::Piece { choice: 0, text: "8".to_owned(), tokens: Vec::new() }));
+        assert_eq!(first[0]["choices"][0]["delta"]["role"], "assistant");
+        assert_eq!(first[1]["choices"][0]["delta"], json!({ "content": "8" }));
+        assert_eq!((&first[1]["model"], &first[1]["usage"]), (&json!("tiny"), &Value::Null));
+        let call = Reply::Call { choice: 0, name: "f".to_owned(), arguments: "{}".to_owned() };
+        let call = read(chunks.take(call));
+        assert_eq!(call[0]["choices"][0]["delta"]["tool_calls"][0]["index"], 0);
+        let last = chunks.take(Reply::Ended(Usage { completion_tokens: 2, ..Usage::default() }));
+        assert_eq!((last.len(), last[1].data.as_str()), (2, "[DONE]"));
+        assert_eq!(read(last)[0]["usage"]["completion_tokens"], 2);
     }
 }

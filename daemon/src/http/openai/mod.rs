@@ -5,16 +5,23 @@
 //! which names the guest that decodes.
 
 pub(super) mod chat;
+pub(super) mod completions;
 mod content;
+pub(super) mod embeddings;
 mod errors;
 mod logprobs;
+pub(super) mod models;
+pub(super) mod responses;
 pub(super) mod settings;
+mod stream;
 mod tools;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 pub(super) use self::errors::Refused;
@@ -32,6 +39,11 @@ pub(super) async fn unknown_path(request: Request<Body>) -> Refused {
 pub(super) async fn unknown_method(request: Request<Body>) -> Refused {
     let message = format!("{} does not take {}", request.uri().path(), request.method());
     Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).into()
+}
+
+/// An answer in JSON.
+fn answer_json(value: &Value) -> Response {
+    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
 /// A name for an answer that none had before.

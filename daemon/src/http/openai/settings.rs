@@ -144,7 +144,6 @@ pub(super) fn check_text_policy(
     let other = others.iter().find(|(_, is_said)| *is_said).map(|(name, _)| (*name).to_owned());
     match said.or(other) {
         Some(name) => {
-            let name = if name == "n" { name } else { name.replace("logit_bias", "logit_bias") };
             Err(Failure::unsupported(name, "a guest that trellis.args are for is told all by those"))
         }
         None => Ok(()),
