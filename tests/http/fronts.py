@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from daemons import GUESTS, Daemon
+from examples import HOSTED
 
 
 def _free_port() -> int:
@@ -31,6 +32,9 @@ class Front(Daemon):
         where = f"127.0.0.1:{self.port}" if self._is_on_loopback else str(self.http_socket)
         first = f'models = {json.dumps(self._models)}\nstate_dir = "{self.folder / "state"}"'
         settings = self.config.read_text().replace('models = ["tiny"]', first)
+        if "tiny" in self._models:
+            # The names by which documented examples ask for a model.
+            settings += f'\n[catalog.tiny]\npath = "tiny"\nis_pinned = true\naliases = {json.dumps(HOSTED)}\n'
         self.config.write_text(f'{settings}\n[http]\nlisten = "{where}"\n')
         super().start()
 

@@ -1,4 +1,4 @@
-"""Documented examples of the `anthropic` package run unchanged but for the address and the model's name."""
+"""Documented examples of the `anthropic` package run unchanged: the environment has the address."""
 
 from __future__ import annotations
 
