@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::Request;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
 
 use super::failure::Failure;
-use super::tokens::Tokens;
+use super::tokens::{Tokens, random_hex};
 use super::{anthropic, openai};
 use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
@@ -35,6 +35,9 @@ const DUPLEX_BYTES: usize = 64 << 10;
 
 /// Bytes of the head of a request, and of what is read of its body at a time.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// The header by which clients of OpenAI's API name an answer to whoever is to find out about it.
+const REQUEST_ID: &str = "x-request-id";
 
 /// What answers requests.
 pub(crate) struct Front {
@@ -171,7 +174,7 @@ impl Front {
         let service = service_fn(|mut request: Request<Incoming>| {
             let (front, router) = (self.clone(), router.clone());
             async move {
-                Ok::<Response, Infallible>(match front.admit(peer, request.headers()) {
+                let mut response = match front.admit(peer, request.headers()) {
                     Ok(actor) => {
                         request.extensions_mut().insert(actor);
                         match router.call(request).await {
@@ -179,11 +182,15 @@ impl Front {
                             Err(never) => match never {},
                         }
                     }
-                    Err(failure) => match anthropic::is_asked(&request) {
-                        true => anthropic::Refused::from(failure).into_response(),
-                        false => openai::Refused::from(failure).into_response(),
-                    },
-                })
+                    Err(failure) if anthropic::is_asked(&request) => {
+                        anthropic::Refused::from(failure).into_response()
+                    }
+                    Err(failure) => openai::Refused::from(failure).into_response(),
+                };
+                if let Ok(id) = HeaderValue::from_str(&format!("req_{}", random_hex::<12>())) {
+                    response.headers_mut().insert(REQUEST_ID, id);
+                }
+                Ok::<Response, Infallible>(response)
             }
         });
         let mut server = http1::Builder::new();
