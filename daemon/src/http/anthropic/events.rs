@@ -149,7 +149,7 @@ mod tests {
         ]);
         let kinds: Vec<&str> = told.iter().map(|(event, _)| *event).collect();
         let block = |n| {
-            [&["content_block_start"], &["content_block_delta"; 2][..n], &["content_block_stop"]].concat()
+            [&["content_block_start"][..], &["content_block_delta"; 2][..n], &["content_block_stop"]].concat()
         };
         let blocks = [block(2), block(2), block(1)].concat();
         assert_eq!(

@@ -50,7 +50,7 @@ pub(super) async fn answer(
     let mut body = Fields::of_body(&front.body(body).await?)?;
     let chat = asked::question(&mut body)?;
     let answer = shape::Answer::new(chat.settings.max_tokens.unwrap_or(u32::MAX));
-    let is_stream = body.take("stream")?.unwrap_or(false);
+    let is_stream = body.take::<bool>("stream")?.unwrap_or(false);
     let run = start(&front, actor, body, Request::Chat(chat)).await?;
     let response = match is_stream {
         true => sse::answer(run, events::MessageEvents::of(answer)).await?,

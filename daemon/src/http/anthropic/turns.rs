@@ -78,7 +78,7 @@ fn user(
                 }
                 let content = block.take::<Value>("content")?.unwrap_or_else(|| Value::from(""));
                 let content = text(content, &block.name_of("content"))?;
-                let failed = if block.take("is_error")? == Some(true) { FAILED } else { "" };
+                let failed = if block.take::<bool>("is_error")? == Some(true) { FAILED } else { "" };
                 block.pass_over(&["cache_control"]);
                 block.finish()?;
                 messages.push(said("tool", format!("{failed}{content}")));
