@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 /// What a guest is asked.
 #[derive(Debug, Serialize)]
@@ -57,7 +56,7 @@ pub(super) struct Tool {
     pub(super) name: String,
     pub(super) description: String,
     /// The JSON schema of its arguments, with its keys in the order in which they came.
-    pub(super) parameters: Option<Box<RawValue>>,
+    pub(super) parameters: Option<Value>,
     pub(super) strict: bool,
 }
 
@@ -77,7 +76,7 @@ pub(super) enum Format {
     #[default]
     Text,
     JsonObject,
-    JsonSchema(Box<RawValue>),
+    JsonSchema(Value),
 }
 
 /// Texts to be gone on with.

@@ -2,7 +2,6 @@
 
 use axum::http::StatusCode;
 use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::failure::Failure;
@@ -117,14 +116,11 @@ impl Fields {
     ///
     /// # Errors
     /// It is no object.
-    pub(super) fn schema(&mut self, name: &str) -> Result<Option<Box<RawValue>>, Failure> {
+    pub(super) fn schema(&mut self, name: &str) -> Result<Option<Value>, Failure> {
         let place = self.name_of(name);
         match self.take::<Value>(name)? {
             None => Ok(None),
-            Some(schema @ Value::Object(_)) => {
-                let text = schema.to_string();
-                Ok(Some(RawValue::from_string(text).expect("it was JSON")))
-            }
+            Some(schema @ Value::Object(_)) => Ok(Some(schema)),
             Some(_) => Err(Failure::invalid(&place, format!("{place} is no JSON schema: it is no object"))),
         }
     }
@@ -205,6 +201,6 @@ mod tests {
     fn a_schema_keeps_the_order_of_its_keys() {
         let schema = r#"{"type":"object","properties":{"z":{},"a":{}}}"#;
         let mut all = fields(&format!(r#"{{"schema": {schema}}}"#));
-        assert_eq!(all.schema("schema").expect("a schema").expect("it is there").get(), schema);
+        assert_eq!(all.schema("schema").expect("a schema").expect("it is there").to_string(), schema);
     }
 }

@@ -41,12 +41,8 @@ impl Chat {
         if tools.is_empty() {
             return match &self.format {
                 Format::Text => Ok(None),
-                Format::JsonObject => {
-                    Constraint::json_schema_with(model, OBJECT, Whitespace::Compact).map(Some).about("format")
-                }
-                Format::JsonSchema(schema) => {
-                    Constraint::json_schema(model, schema.get()).map(Some).about("format")
-                }
+                Format::JsonObject => json(model, OBJECT),
+                Format::JsonSchema(schema) => json(model, schema.get()),
             };
         }
         let answer = match (&self.tool_choice, &self.format) {
@@ -83,6 +79,11 @@ impl Chat {
         told += r#"To call one, answer with {"tool": NAME, "arguments": {...}} and nothing else."#;
         Ok(Some(told))
     }
+}
+
+/// JSON with spaces where the model has learnt to write them: without, small models lose their way.
+fn json(model: &Model, schema: &str) -> Result<Option<Constraint>, Refusal> {
+    Constraint::json_schema_with(model, schema, Whitespace::Free).map(Some).about("format")
 }
 
 /// What the arguments of tools that are not strict keep to.

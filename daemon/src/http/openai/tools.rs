@@ -128,7 +128,7 @@ mod tests {
         }));
         let read = tools(&mut all).expect("one tool");
         assert_eq!((read[0].name.as_str(), read[0].strict), ("f", true));
-        let schema = read[0].parameters.as_ref().expect("a schema").get();
+        let schema = read[0].parameters.as_ref().expect("a schema").to_string();
         assert_eq!(schema, r#"{"type":"object","properties":{"b":{},"a":{}}}"#);
         assert_eq!(choice(&mut all).expect("a function"), ToolChoice::Named("f".to_owned()));
         let of_responses = json!({ "tool_choice": { "type": "function", "name": "f" } });
