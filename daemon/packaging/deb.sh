@@ -19,8 +19,9 @@ rm -rf "$made"
 mkdir -p "$made/man" "$made/completions" "$made/guests"
 rustup target add wasm32-wasip2
 cargo build --release --locked --manifest-path guest-examples/Cargo.toml --target wasm32-wasip2 \
-  --target-dir guest-examples/target -p chat -p conversation
+  --target-dir guest-examples/target -p chat -p conversation -p http-chat
 cp guest-examples/target/wasm32-wasip2/release/{chat,conversation}.wasm "$made/guests"
+cp guest-examples/target/wasm32-wasip2/release/http_chat.wasm "$made/guests/http-chat.wasm"
 "$exe" config example >"$made/trellis.toml"
 "$exe" man "$made/man"
 gzip --best --no-name "$made"/man/*.1

@@ -19,6 +19,7 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
 
@@ -38,6 +39,15 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// The header by which clients of OpenAI's API name an answer to whoever is to find out about it.
 const REQUEST_ID: &str = "x-request-id";
+
+/// The ends of connections.
+#[derive(Clone, Default)]
+pub(super) struct Ends {
+    /// No more is asked from then on.
+    pub(super) begin: CancellationToken,
+    /// Nothing is waited for any more.
+    pub(super) are_over: CancellationToken,
+}
 
 /// What answers requests.
 pub(crate) struct Front {
@@ -109,6 +119,12 @@ impl Front {
         self.sessions.limits().message_bytes
     }
 
+    /// By when answers have to have ended that are under way as the daemon ends.
+    pub(super) fn ends_by(&self) -> Instant {
+        let stop_time = Duration::from_millis(self.sessions.limits().stop_ms);
+        self.sessions.ends_by().at_most(stop_time)
+    }
+
     fn read_time(&self) -> Duration {
         Duration::from_millis(self.settings.read_ms)
     }
@@ -161,13 +177,8 @@ impl Front {
     }
 
     /// Answers the requests of a connection; once the daemon is about to end, those alone that are under way.
-    pub(super) async fn talk<T>(
-        self: Arc<Self>,
-        stream: T,
-        peer: Option<Actor>,
-        router: Router,
-        shutdown: CancellationToken,
-    ) where
+    pub(super) async fn talk<T>(self: Arc<Self>, stream: T, peer: Option<Actor>, router: Router, ends: Ends)
+    where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let router = TowerToHyperService::new(router);
@@ -199,11 +210,13 @@ impl Front {
         tokio::select! {
             // A client that breaks off, or says what is no HTTP, hears no more.
             _ = connection.as_mut() => return,
-            () = shutdown.cancelled() => {}
+            () = ends.begin.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
-        let last_time = Duration::from_millis(self.sessions.limits().stop_ms);
-        let _ = tokio::time::timeout(last_time, connection).await;
+        tokio::select! {
+            _ = connection => {}
+            () = ends.are_over.cancelled() => {}
+        }
     }
 
     /// Whose a request is.

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::front::Front;
+use super::front::{Ends, Front};
 use crate::config::HttpListen;
 use crate::session::{Actor, Quota};
 
@@ -128,11 +128,12 @@ impl HttpSocket {
         let places = Places::new(front.n_connections());
         let tasks = TaskTracker::new();
         let router = front.router();
+        let ends = Ends { begin: shutdown, ..Ends::default() };
         let mut last_told = None::<Instant>;
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = shutdown.cancelled() => break,
+                () = ends.begin.cancelled() => break,
                 accepted = self.accept() => accepted,
             };
             let stream = match accepted {
@@ -148,17 +149,20 @@ impl HttpSocket {
             };
             // Whoever has as many as it may have is closed on.
             let Some(place) = places.take(&stream) else { continue };
-            let (front, router, shutdown) = (front.clone(), router.clone(), shutdown.clone());
+            let (front, router, ends) = (front.clone(), router.clone(), ends.clone());
             tasks.spawn(async move {
                 let _place = place;
                 match stream {
-                    Stream::Unix(stream, actor) => front.talk(stream, Some(actor), router, shutdown).await,
-                    Stream::Loopback(stream) => front.talk(stream, None, router, shutdown).await,
+                    Stream::Unix(stream, actor) => front.talk(stream, Some(actor), router, ends).await,
+                    Stream::Loopback(stream) => front.talk(stream, None, router, ends).await,
                 }
             });
         }
         drop(self);
         tasks.close();
+        // A client that does not read its answer holds up no daemon.
+        let _ = tokio::time::timeout_at(front.ends_by(), tasks.wait()).await;
+        ends.are_over.cancel();
         tasks.wait().await;
     }
 }

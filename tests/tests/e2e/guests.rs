@@ -76,6 +76,7 @@ examples! {
     "entropy-cut" => entropy_cut once,
     "grammar" => grammar,
     "h2o" => h2o,
+    "http-chat" => http_chat,
     "json-fields" => json_fields,
     "json-schema" => json_schema,
     "lookahead" => lookahead once,
@@ -197,6 +198,7 @@ mod check {
     pub(crate) use crate::constraints::guest::{grammar, json_schema, regex};
     pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::guesses::{prompt_lookup, speculative};
+    pub(crate) use crate::http::guest::http_chat;
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::cfg;
     pub(crate) use crate::policies::{contrastive, dexperts, lookahead, my_sampler, snapkv};

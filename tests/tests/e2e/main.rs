@@ -34,6 +34,7 @@ mod guests;
 mod guide;
 mod hidden;
 mod hostile;
+mod http;
 mod identity;
 mod idle;
 mod isolation;

@@ -120,6 +120,7 @@ const STEPPING: &[&str] = &[
     "constrained-beam",
     "conversation",
     "h2o",
+    "http-chat",
     "lookahead",
     "prompt-lookup",
     "speculative",

@@ -46,6 +46,11 @@ pub(crate) const RUNS: &[(&str, &[&str], &str)] = &[
     ("entropy-cut", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("grammar", &["--choice", "yes|no", "Is 12 a prime number?"], ""),
     ("h2o", &["--budget", "12", "--max-tokens", "20", "Once upon a time"], ""),
+    (
+        "http-chat",
+        &[],
+        "{\"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"What is 37 + 48?\"}]}}\n",
+    ),
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
     ("json-schema", &["--temperature", "1.5", "Ada, a pilot from Oslo, is 36."], ""),
     ("json-schema", &["--schema", "{\"not\": {}}", "x"], ""),

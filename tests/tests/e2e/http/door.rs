@@ -1,0 +1,57 @@
+//! Who is let in, and what becomes of a guest whose client goes away.
+
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use trellis_tests::daemons::{PATIENCE, output};
+
+use super::client::Fronted;
+use super::{question, with};
+
+/// The guests that run.
+fn guests(front: &Fronted) -> Vec<Value> {
+    let told = output(&mut front.served.trellis(&["ps", "--json"]));
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    let listed = told.get("guests").cloned().unwrap_or(told);
+    listed.as_array().expect("a list").clone()
+}
+
+#[test]
+fn on_a_port_nobody_is_answered_without_a_token() {
+    let front = Fronted::on_port();
+    let path = "/v1/models";
+    let error = front.request("GET", path, "", "").error(401);
+    assert_eq!((&error["type"], &error["code"]), (&json!("authentication_error"), &json!("invalid_api_key")));
+    let wrong = format!("Authorization: Bearer {}\r\n", "0".repeat(64));
+    front.request("GET", path, &wrong, "").error(401);
+    let right = format!("Authorization: Bearer {}\r\n", front.token());
+    assert_eq!(front.request("GET", path, &right, "").json()["data"][0]["id"], "tiny");
+    let other = format!("x-api-key: {}\r\n", front.token());
+    assert_eq!(front.request("GET", path, &other, "").status, 200);
+    let asked = question("What is 37 + 48?").to_string();
+    let answer = front.request("POST", "/v1/chat/completions", &right, &asked).json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "85");
+}
+
+#[test]
+fn a_client_that_goes_away_ends_its_guest() {
+    let front = Fronted::on_socket();
+    let endless = json!({ "stream": true, "temperature": 1, "max_tokens": 900, "logit_bias": {} });
+    let asked = with(question("Tell me a long story."), endless).to_string();
+    let mut stream = front.ask("POST", "/v1/chat/completions", "", &asked);
+    let mut begun = [0; 16];
+    stream.read_exact(&mut begun).expect("it answers");
+    assert!(begun.starts_with(b"HTTP/1.1 200"), "{begun:?}");
+    drop(stream);
+    let since = Instant::now();
+    while !guests(&front).is_empty() {
+        assert!(since.elapsed() < PATIENCE, "its guest goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let metrics = output(&mut front.served.trellis(&["metrics"]));
+    let metrics = String::from_utf8(metrics.stdout).expect("it is text");
+    let finished =
+        metrics.lines().find(|line| line.starts_with("trellis_guests_ended_total{reason=\"finished\"}"));
+    assert!(finished.is_none_or(|line| line.ends_with(" 0")), "it was over before: {finished:?}");
+}
