@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,7 @@ class Ran(NamedTuple):
 
 def run(path: Path, **given: object) -> Ran:
     """Runs the example; `given` are names that its text uses and a text before it makes."""
-    names: dict[str, Any] = {"__name__": "__main__", **given}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(path.read_bytes(), str(path), "exec"), names)
+        names = runpy.run_path(str(path), init_globals=given, run_name="__main__")
     return Ran(printed.getvalue(), names)
