@@ -62,6 +62,8 @@ Started by systemd with Type=notify, it says there how far the start is, that it
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
 on the socket that it is handed, where clients wait while no daemon runs.
 
+With [http] in the file it answers requests in the form of OpenAI's API as well, on a Unix socket, or on a loopback address with a token.
+
 Exit status: 0 stopped, 2 it could not start, 75 the device failed: clients were told, start it again
 (with on_device_failure = \"reopen\" in the configuration it first tries to open the device again).";
 
@@ -222,6 +224,9 @@ struct Ready {
     /// Where metrics are, over HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<SocketAddr>,
+    /// Where HTTP requests are answered: an address, or the path of a socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<String>,
     took_ms: u64,
 }
 
@@ -288,6 +293,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         models: config.models.clone(),
         socket,
         metrics: endpoint.as_ref().map(|(_, address)| *address),
+        http: http.as_ref().map(|(_, place)| place.clone()),
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
     };
     let serving = match &model {

@@ -1,6 +1,7 @@
 //! One request as the run of a guest, in a session of whoever asks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use trellis_client::{Client, Event, Guest, Program, StartOptions};
 
@@ -9,6 +10,9 @@ use super::exchange::{Reason, Refusal, RefusalKind, Reply, Request, Usage};
 use super::failure::Failure;
 use super::front::Front;
 use crate::session::Actor;
+
+/// How long a guest may take to end that has said all.
+const END_TIME: Duration = Duration::from_secs(1);
 
 /// What a request runs.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub(super) struct Run {
     _client: Client,
     guest: Guest,
     policy: Policy,
+    /// The model that is asked for.
+    model: String,
     state: State,
     name_of: fn(&str) -> String,
     /// What is replied before the guest says more.
@@ -62,7 +68,7 @@ impl Run {
         };
         let options = StartOptions {
             arguments,
-            model: asked.model,
+            model: asked.model.clone(),
             seed: asked.seed,
             label: Some(name.to_owned()),
             ..StartOptions::default()
@@ -77,7 +83,8 @@ impl Run {
         }
         let _ = guest.end_messages().await;
         let (state, next) = (State::Running, Vec::new());
-        Ok(Self { _client: client, guest, policy: asked.policy, state, name_of: asked.name_of, next })
+        let (policy, name_of, model) = (asked.policy, asked.name_of, asked.model.unwrap_or_default());
+        Ok(Self { _client: client, guest, policy, model, state, name_of, next })
     }
 
     /// Waits until the guest has found the request to be in order: the model, and the tokens of the prompt where they are known.
@@ -87,7 +94,7 @@ impl Run {
             // A guest that sends text says nothing of the kind, and one that only counts has said all.
             Some(Ok(first)) => {
                 self.next.push(first);
-                Ok((String::new(), 0))
+                Ok((self.model.clone(), 0))
             }
             Some(Err(failure)) => Err(failure),
             None => Err(self.silent()),
@@ -112,6 +119,9 @@ impl Run {
             if let Some(reply) = reply {
                 if matches!(reply, Err(_) | Ok(Reply::Ended(_))) {
                     self.state = State::Over;
+                    // It has nothing more to say, and ends by itself: that it was given up would not be so.
+                    let end = async { while self.guest.next().await.is_some() {} };
+                    let _ = tokio::time::timeout(END_TIME, end).await;
                 }
                 return Some(reply);
             }

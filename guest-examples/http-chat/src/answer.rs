@@ -20,7 +20,7 @@ const THOUGHT_ENOUGH: &str = "\nI have thought enough, and answer now.\n";
 pub(crate) fn chat(model: &Model, chat: &Chat) -> Result<(), Refusal> {
     let settings = &chat.settings;
     let constraint = chat.constraint(model)?;
-    let sampler = sampling::sampler(settings).about("settings")?;
+    let sampler = sampling::sampler(model, settings)?;
     let Prompt { context, n_tokens, n_cached } = prompt::of_chat(model, chat)?;
     let answers = forks(context, sampler, settings.n)?;
     let mut usage = Usage { prompt_tokens: n_tokens, cached_tokens: n_cached, ..Usage::default() };

@@ -2,7 +2,7 @@
 
 use trellis_guest::{Candidate, Context, FinishReason, Model, Result, Sampler, TextDecoder, TokenStream};
 
-use crate::reply::{About, Other, Reason, Refusal, Reply, Token};
+use crate::reply::{Other, Reason, Refusal, Reply, Token};
 use crate::request::Settings;
 use crate::stops::Stops;
 use crate::tools;
@@ -48,7 +48,7 @@ impl<'a> Choice<'a> {
         Ok(Self {
             idx,
             model,
-            stream: stream.open().about("logprobs")?,
+            stream: stream.open()?,
             decoder: model.text_decoder(),
             stops: Stops::at(&settings.stop),
             has_logprobs: settings.logprobs.is_some(),

@@ -10,7 +10,7 @@ use crate::sampling;
 
 pub(crate) fn complete(model: &Model, complete: &Complete) -> Result<(), Refusal> {
     let settings = &complete.settings;
-    let sampler = sampling::sampler(settings).about("settings")?;
+    let sampler = sampling::sampler(model, settings)?;
     let mut usage = Usage::default();
     let mut answers = Vec::new();
     for prompt in &complete.prompts {

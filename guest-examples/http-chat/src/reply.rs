@@ -111,7 +111,7 @@ impl Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let (kind, param) = match &error {
-            Error::InvalidArgument { name, .. } => (Kind::Invalid, Some(name.clone())),
+            Error::InvalidArgument { name, .. } => (Kind::Invalid, Some(name.replace('-', "_"))),
             Error::ContextFull { .. } => (Kind::ContextFull, Some("messages".to_owned())),
             Error::TokenOutOfRange { .. } => (Kind::Invalid, Some("logit_bias".to_owned())),
             Error::NoChatTemplate { .. } | Error::ChatTemplate { .. } => {

@@ -76,7 +76,7 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
     settings.max_tokens = Some(max_tokens.unwrap_or(N_TOKENS));
     let form = Form { streaming, has_logprobs: settings.logprobs.is_some() };
     let request = Request::Complete(Complete { prompts, echo, settings });
-    let name_of = |part: &str| part.to_owned();
+    let name_of = |part: &str| if part == "messages" { "prompt".to_owned() } else { part.to_owned() };
     Ok((Asked { model: Some(model), seed, policy, request, name_of }, form))
 }
 

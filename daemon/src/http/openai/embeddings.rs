@@ -61,7 +61,10 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
     fields.pass_over(&["user"]);
     fields.finish()?;
     let request = Request::Embed { inputs };
-    let name_of = |part: &str| if part == "prompt" { "input".to_owned() } else { part.to_owned() };
+    let name_of = |part: &str| match part {
+        "messages" | "prompt" => "input".to_owned(),
+        part => part.to_owned(),
+    };
     Ok((Asked { model: Some(model), seed: None, policy: Policy::Own, request, name_of }, form))
 }
 

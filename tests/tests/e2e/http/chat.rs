@@ -67,9 +67,12 @@ fn an_answer_keeps_to_a_schema_and_calls_a_tool() {
     let front = Fronted::on_socket();
     let schema = json!({
         "type": "object", "additionalProperties": false, "required": ["name", "age"],
-        "properties": { "name": { "type": "string", "maxLength": 20 }, "age": { "type": "integer", "maximum": 120 } },
+        "properties": { "name": { "type": "string", "maxLength": 20 }, "age": { "type": "integer", "minimum": 0, "maximum": 120 } },
     });
-    let format = |schema: &Value| json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "person", "strict": true, "schema": schema } } });
+    let format = |schema: &Value| {
+        let named = json!({ "name": "person", "strict": true, "schema": schema });
+        json!({ "response_format": { "type": "json_schema", "json_schema": named } })
+    };
     let asked = question("Give me JSON: Ada, a pilot from Oslo, is 36.");
     let hot = json!({ "temperature": 1.5, "seed": 1 });
     let answer = front.post(CHAT, &with(with(asked.clone(), format(&schema)), hot)).json();
