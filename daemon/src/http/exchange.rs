@@ -8,8 +8,12 @@ use serde_json::Value;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
     Chat(Chat),
+    /// How many tokens it is, and no answer.
+    Count(Chat),
     Complete(Complete),
-    Embed { inputs: Vec<Prompt> },
+    Embed {
+        inputs: Vec<Prompt>,
+    },
     Forget(String),
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::Request;
@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
 
 use super::failure::Failure;
-use super::openai;
-use super::tokens::Tokens;
+use super::tokens::{Tokens, random_hex};
+use super::{anthropic, openai};
 use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
 use crate::service::HostService;
@@ -36,6 +36,9 @@ const DUPLEX_BYTES: usize = 64 << 10;
 
 /// Bytes of the head of a request, and of what is read of its body at a time.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// The header by which clients of OpenAI's API name an answer to whoever is to find out about it.
+const REQUEST_ID: &str = "x-request-id";
 
 /// The ends of connections.
 #[derive(Clone, Default)]
@@ -99,6 +102,8 @@ impl Front {
             .route("/v1/models/{*name}", get(openai::models::one))
             .route("/v1/responses", post(openai::responses::answer))
             .route("/v1/responses/{id}", get(openai::responses::get).delete(openai::responses::delete))
+            .route("/v1/messages", post(anthropic::answer))
+            .route("/v1/messages/count_tokens", post(anthropic::count))
             .fallback(openai::unknown_path)
             .method_not_allowed_fallback(openai::unknown_method)
             .with_state(self.clone())
@@ -180,7 +185,7 @@ impl Front {
         let service = service_fn(|mut request: Request<Incoming>| {
             let (front, router) = (self.clone(), router.clone());
             async move {
-                Ok::<Response, Infallible>(match front.admit(peer, request.headers()) {
+                let mut response = match front.admit(peer, request.headers()) {
                     Ok(actor) => {
                         request.extensions_mut().insert(actor);
                         match router.call(request).await {
@@ -188,8 +193,15 @@ impl Front {
                             Err(never) => match never {},
                         }
                     }
+                    Err(failure) if anthropic::is_asked(&request) => {
+                        anthropic::Refused::from(failure).into_response()
+                    }
                     Err(failure) => openai::Refused::from(failure).into_response(),
-                })
+                };
+                if let Ok(id) = HeaderValue::from_str(&format!("req_{}", random_hex::<12>())) {
+                    response.headers_mut().insert(REQUEST_ID, id);
+                }
+                Ok::<Response, Infallible>(response)
             }
         });
         let mut server = http1::Builder::new();

@@ -11,6 +11,9 @@ use crate::sampling;
 /// Between what marks a model thinks.
 const MARKS: [&str; 2] = ["<think>\n", "</think>\n\n"];
 
+/// What a thought leaves of the context, whatever its budget: for its end, and an answer after it.
+const N_ANSWER_TOKENS: u32 = 128;
+
 /// Says that the time for thinking is over, so that the model knows why it answers.
 const THOUGHT_ENOUGH: &str = "\nI have thought enough, and answer now.\n";
 
@@ -69,6 +72,10 @@ fn keep_to(sampler: &Sampler, constraint: Option<&Constraint>) -> Result<(), Ref
 /// Thinks for so many tokens at most; how many it were.
 fn think(idx: usize, context: &Context, sampler: &Sampler, budget: u32) -> Result<u32, Refusal> {
     let [open, close] = MARKS;
+    let budget = budget.min(context.capacity().saturating_sub(context.length() + N_ANSWER_TOKENS));
+    if budget == 0 {
+        return Ok(0);
+    }
     // The last tenth of the budget is for coming to the end of a sentence.
     let thinking = Thinking::between(open, close).soft_budget(budget - budget / 10).hard_budget(budget);
     let thought = thinking.message(THOUGHT_ENOUGH).run(context, sampler).about("thinking_budget")?;

@@ -12,7 +12,7 @@ mod errors;
 mod logprobs;
 pub(super) mod models;
 pub(super) mod responses;
-mod settings;
+pub(super) mod settings;
 mod stream;
 mod tools;
 

@@ -50,12 +50,12 @@ pub(super) fn settings(fields: &mut Fields) -> Result<Settings, Failure> {
 }
 
 /// The API has 0 for what no sampler does: no token at all.
-pub(super) fn top_p(fields: &mut Fields) -> Result<Option<f32>, Failure> {
+pub(in crate::http) fn top_p(fields: &mut Fields) -> Result<Option<f32>, Failure> {
     Ok(fields.number("top_p", (0.0, 1.0))?.map(|p| p.max(f32::MIN_POSITIVE)))
 }
 
 /// The seed, which the API has as any whole number.
-pub(super) fn seed(fields: &mut Fields) -> Result<Option<u64>, Failure> {
+pub(in crate::http) fn seed(fields: &mut Fields) -> Result<Option<u64>, Failure> {
     Ok(fields.take::<i64>("seed")?.map(i64::cast_unsigned))
 }
 
@@ -119,7 +119,7 @@ pub(super) fn thinking(fields: &mut Fields, effort: (&str, Option<String>)) -> R
 }
 
 /// Which guest decodes: `trellis` with its name, and `args` for one that is started as by `trellis run`.
-pub(super) fn policy(fields: &mut Fields) -> Result<Policy, Failure> {
+pub(in crate::http) fn policy(fields: &mut Fields) -> Result<Policy, Failure> {
     let Some(mut named) = fields.object("trellis")? else { return Ok(Policy::Own) };
     let guest: String = named.need("guest")?;
     let args = named.take::<Vec<String>>("args")?;

@@ -1,0 +1,131 @@
+//! The form of Anthropic's API: <https://platform.claude.com/docs/en/api/messages>.
+//!
+//! A field that the API has and this front does not do is an error with its name; one that changes nothing of an answer (`metadata`,
+//! `cache_control`) is taken. Beside the API's own fields there is `seed`, and `trellis`, which names the
+//! guest that decodes.
+
+mod asked;
+mod errors;
+mod events;
+mod shape;
+mod turns;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+pub(super) use self::errors::Refused;
+use super::exchange::Request;
+use super::failure::Failure;
+use super::fields::Fields;
+use super::front::Front;
+use super::openai::settings;
+use super::run::{Asked, Policy, Run};
+use super::sse;
+use super::tokens::random_hex;
+use super::whole::Whole;
+use crate::session::Actor;
+
+/// The header by which a client says which form it knows, and the one form that there is here.
+const VERSION: &str = "anthropic-version";
+const KNOWN_VERSION: &str = "2023-06-01";
+
+/// The header by which an answer, or an error, can be found again.
+const REQUEST_ID: &str = "request-id";
+
+/// `POST /v1/messages`
+pub(super) async fn answer(
+    State(front): State<Arc<Front>>,
+    Extension(actor): Extension<Actor>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refused> {
+    check_version(&headers)?;
+    let mut body = Fields::of_body(&front.body(body).await?)?;
+    let chat = asked::question(&mut body)?;
+    let answer = shape::Answer::new(chat.settings.max_tokens.unwrap_or(u32::MAX));
+    let is_stream = body.take::<bool>("stream")?.unwrap_or(false);
+    let run = start(&front, actor, body, Request::Chat(chat)).await?;
+    let response = match is_stream {
+        true => sse::answer(run, events::MessageEvents::of(answer)).await?,
+        false => json_response(&answer.whole(&Whole::of(run).await?)?),
+    };
+    Ok(with_id(response))
+}
+
+/// `POST /v1/messages/count_tokens`
+pub(super) async fn count(
+    State(front): State<Arc<Front>>,
+    Extension(actor): Extension<Actor>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refused> {
+    check_version(&headers)?;
+    let mut body = Fields::of_body(&front.body(body).await?)?;
+    let chat = asked::conversation(&mut body)?;
+    let run = start(&front, actor, body, Request::Count(chat)).await?;
+    let counted = Whole::of(run).await?;
+    Ok(with_id(json_response(&json!({ "input_tokens": counted.usage.prompt_tokens }))))
+}
+
+/// Starts the guest of a request; nothing may be left in its body.
+async fn start(front: &Arc<Front>, actor: Actor, mut body: Fields, request: Request) -> Result<Run, Failure> {
+    let model = body.need("model")?;
+    let (seed, policy) = (settings::seed(&mut body)?, settings::policy(&mut body)?);
+    if matches!(policy, Policy::Text(..)) {
+        let why = "this API has no form for a guest that is told all by its arguments";
+        return Err(Failure::unsupported("trellis.args", why));
+    }
+    body.finish()?;
+    let asked = Asked { model: Some(model), seed, policy, request, name_of };
+    Run::start(front, actor, asked).await
+}
+
+/// What this API calls a part of the guest's request.
+fn name_of(part: &str) -> String {
+    match part {
+        "format" => "output_config.format".to_owned(),
+        "stop" => "stop_sequences".to_owned(),
+        "thinking_budget" => "thinking.budget_tokens".to_owned(),
+        part => part.to_owned(),
+    }
+}
+
+/// Whether a request is of this API, for errors that are found before its path is.
+pub(super) fn is_asked<B>(request: &axum::http::Request<B>) -> bool {
+    request.headers().contains_key(VERSION) || request.uri().path().starts_with("/v1/messages")
+}
+
+fn check_version(headers: &HeaderMap) -> Result<(), Failure> {
+    match headers.get(VERSION) {
+        Some(version) if version == KNOWN_VERSION => Ok(()),
+        Some(version) => {
+            Err(Failure::invalid(VERSION, format!("{VERSION} is {version:?}, expected {KNOWN_VERSION:?}")))
+        }
+        None => Err(Failure::invalid(
+            VERSION,
+            format!("the header {VERSION} is missing, expected {KNOWN_VERSION}"),
+        )),
+    }
+}
+
+fn json_response(value: &Value) -> Response {
+    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+fn with_id(mut response: Response) -> Response {
+    if let Ok(id) = HeaderValue::from_str(&new_request_id()) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+fn new_request_id() -> String {
+    format!("req_{}", random_hex::<12>())
+}

@@ -1,0 +1,4 @@
+from openai import OpenAI
+client = OpenAI()
+
+client.models.list()
