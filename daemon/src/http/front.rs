@@ -30,6 +30,7 @@ use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
 use crate::service::HostService;
 use crate::session::{Actor, Sessions};
+use crate::tasks::blocking;
 
 /// Bytes under way between a request and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
@@ -55,7 +56,7 @@ pub(crate) struct Front {
     shutdown: CancellationToken,
     settings: HttpSettings,
     /// None where the kernel says who asks.
-    tokens: Option<Tokens>,
+    tokens: Option<Arc<Tokens>>,
     /// Who is served; all where there is none.
     users: Option<[u32; 2]>,
 }
@@ -73,8 +74,8 @@ impl Front {
     ) -> io::Result<Arc<Self>> {
         let tokens = match (needs_token, &config.http.tokens_dir, &config.state_dir) {
             (false, _, _) => None,
-            (true, Some(folder), _) => Some(Tokens::in_folder(folder.clone())?),
-            (true, None, Some(state)) => Some(Tokens::own(state)?),
+            (true, Some(folder), _) => Some(Arc::new(Tokens::in_folder(folder.clone())?)),
+            (true, None, Some(state)) => Some(Arc::new(Tokens::own(state)?)),
             (true, None, None) => {
                 let message = "there is no place for a token: set http.tokens_dir or state_dir";
                 return Err(io::Error::new(io::ErrorKind::NotFound, message));
@@ -185,7 +186,7 @@ impl Front {
         let service = service_fn(|mut request: Request<Incoming>| {
             let (front, router) = (self.clone(), router.clone());
             async move {
-                let mut response = match front.admit(peer, request.headers()) {
+                let mut response = match front.admit(peer, request.headers()).await {
                     Ok(actor) => {
                         request.extensions_mut().insert(actor);
                         match router.call(request).await {
@@ -220,7 +221,7 @@ impl Front {
     }
 
     /// Whose a request is.
-    fn admit(&self, peer: Option<Actor>, headers: &HeaderMap) -> Result<Actor, Failure> {
+    async fn admit(&self, peer: Option<Actor>, headers: &HeaderMap) -> Result<Actor, Failure> {
         let unauthorized = |message: &str| Failure::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message);
         let actor = match (peer, &self.tokens) {
             (Some(actor), _) => actor,
@@ -230,7 +231,10 @@ impl Front {
                         "a token is needed: `Authorization: Bearer TOKEN`, which clients take as the API key",
                     )
                 })?;
-                tokens.owner(token).ok_or_else(|| unauthorized("this token is nobody's"))?
+                // Files are read for it, and users looked up.
+                let (tokens, token) = (tokens.clone(), token.to_owned());
+                let owner = blocking(move || tokens.owner(&token)).await;
+                owner.ok_or_else(|| unauthorized("this token is nobody's"))?
             }
             (None, None) => return Err(unauthorized("it is not known who asks")),
         };

@@ -38,6 +38,7 @@ fn a_response_goes_on_with_another_and_computes_none_of_its_tokens() {
     assert_eq!(whole["usage"]["input_tokens"], usage["input_tokens"]);
 
     let path = format!("{RESPONSES}/{id}");
+    assert_eq!(front.request("GET", &path, "", "").error(404)["code"], "not_kept");
     assert_eq!(front.request("DELETE", &path, "", "").json()["deleted"], true);
     let error = front.post(RESPONSES, &with(asked("And 1 + 1?"), previous)).error(404);
     assert_eq!(error["param"], "previous_response_id");

@@ -72,7 +72,7 @@ pub(in crate::http) async fn get(Path(id): Path<String>) -> Refused {
     let message = format!(
         "{id} can be gone on with, by previous_response_id, and deleted: of a response its context is kept, and not what it was"
     );
-    Failure::new(StatusCode::NOT_IMPLEMENTED, "not_kept", message).about("response_id").into()
+    Failure::new(StatusCode::NOT_FOUND, "not_kept", message).about("response_id").into()
 }
 
 /// In which form the answer comes, and what of the request it repeats.
