@@ -26,7 +26,7 @@ const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 /// The largest published ones are about 35 MB.
-const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
+pub(crate) const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
 const N_STOP_TOKENS_MAX: usize = 256;
 
 /// A model that is ready to be loaded onto a device.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::digest::Digest;
 use super::error::{COMPONENT, OciError};
@@ -41,6 +42,9 @@ pub(super) struct Descriptor {
     pub(super) size: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) annotations: BTreeMap<String, String>,
+    /// What others wrote, such as a platform: an index that is written again keeps it.
+    #[serde(flatten)]
+    pub(super) other: Map<String, Value>,
 }
 
 impl Descriptor {
@@ -50,6 +54,7 @@ impl Descriptor {
             digest: Digest::of(content),
             size: content.len() as u64,
             annotations: BTreeMap::new(),
+            other: Map::new(),
         }
     }
 }

@@ -75,6 +75,8 @@ impl Blobs {
         let path = self.path(digest);
         let folder = path.parent().expect("it has two folders above it");
         let doing = || OciError::io(format!("write {}", path.display()));
+        // Before, so that no folder is made behind a link; and after, as another program may have put one there.
+        self.refuse_links()?;
         fs::create_dir_all(folder).map_err(doing())?;
         self.refuse_links()?;
         write_whole(&path, content).map_err(doing())
@@ -198,6 +200,10 @@ mod tests {
         let linked = Blobs::new(other.path());
         assert!(matches!(linked.read("it", &digest, 7), Err(OciError::NotPlain { .. })));
         assert!(matches!(linked.write(&digest, b"content"), Err(OciError::NotPlain { .. })));
+        let (victim, evil) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        symlink(victim.path(), evil.path().join("blobs")).expect("made");
+        assert!(matches!(Blobs::new(evil.path()).write(&digest, b"content"), Err(OciError::NotPlain { .. })));
+        assert_eq!(fs::read_dir(victim.path()).expect("it can be read").count(), 0);
         fs::remove_file(&place).expect("it was there");
         fs::create_dir(&place).expect("made");
         assert!(matches!(blobs.read("it", &digest, 7), Err(OciError::NotPlain { .. })));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::artifact::{Artifact, Descriptor, MANIFEST, MANIFEST_BYTES_MAX, json};
 use super::blobs::{Blobs, read_plain, write_whole};
@@ -33,6 +34,9 @@ struct Index {
     manifests: Vec<Descriptor>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     annotations: BTreeMap<String, String>,
+    /// What others wrote, such as what kind of artifact it is.
+    #[serde(flatten)]
+    other: Map<String, Value>,
 }
 
 /// A folder of artifacts.
@@ -107,6 +111,7 @@ impl Layout {
             media_type: Some(INDEX_TYPE.to_owned()),
             manifests: Vec::new(),
             annotations: BTreeMap::new(),
+            other: Map::new(),
         });
         index.put(&artifact.manifest, &artifact.digest, tag);
         let written = |name: &str, content: &[u8]| {
@@ -194,6 +199,24 @@ mod tests {
         assert_eq!(layout.blob("it", &old.layer.0).expect("there"), b"old");
         let index = fs::read_to_string(root.join(INDEX)).expect("written");
         assert_eq!(index.matches("mediaType").count(), 1 + 3, "{index}");
+    }
+
+    #[test]
+    fn what_others_wrote_of_their_artifacts_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(folder.path());
+        fs::write(folder.path().join(MARK), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("written");
+        let digest = Digest::of(b"x");
+        let index = format!(
+            r#"{{"schemaVersion":2,"artifactType":"a/b","manifests":[{{"mediaType":"{MANIFEST}","digest":"{digest}","size":1,"platform":{{"os":"linux"}}}}]}}"#
+        );
+        fs::write(folder.path().join(INDEX), index).expect("written");
+        layout.push(&artifact(b"mine"), Some("1")).expect("pushed");
+        let index: Value =
+            serde_json::from_slice(&fs::read(folder.path().join(INDEX)).expect("written")).expect("JSON");
+        assert_eq!(index["artifactType"], "a/b");
+        assert_eq!(index["manifests"][0]["platform"]["os"], "linux");
+        assert_eq!(index["manifests"].as_array().map(Vec::len), Some(2));
     }
 
     #[test]

@@ -145,11 +145,24 @@ fn rope(
     let theta = fields.number(&key("rope.freq_base"), 1.0, THETA_MAX)?.unwrap_or(THETA_DEFAULT);
     let kind = key("rope.scaling.type");
     let factor = match fields.text(&kind)? {
-        None => fields.number(&key("rope.scale_linear"), 1.0, FACTOR_MAX)?.unwrap_or(1.0),
         Some("none") => 1.0,
-        Some("linear") => fields.required_number(&key("rope.scaling.factor"), 1.0, FACTOR_MAX)?,
+        // As in llama.cpp, where it is linear if nothing is said, the older key is looked at last, and 0 is no scaling.
+        None | Some("linear") => {
+            let mut name = key("rope.scaling.factor");
+            let mut said = fields.number(&name, 0.0, FACTOR_MAX)?;
+            if said.is_none() {
+                name = key("rope.scale_linear");
+                said = fields.number(&name, 0.0, FACTOR_MAX)?;
+            }
+            match said {
+                None | Some(0.0) => 1.0,
+                Some(factor) if factor < 1.0 => return Err(fields.error(&name, "0, or a number from 1")),
+                Some(factor) => factor,
+            }
+        }
         Some(_) => return Err(fields.error(&kind, "\"none\" or \"linear\"")),
     };
+    fields.number(&key("rope.scaling.attn_factor"), 1.0, 1.0)?;
     let scaling = match divisors {
         Some(divisors) => {
             let is_used = divisors.len() == head_dim / 2
@@ -213,6 +226,23 @@ mod tests {
         for divisors in [vec![1.0; 3], vec![1.0, 0.0, 1.0, 1.0], vec![1.0, f32::NAN, 1.0, 1.0]] {
             assert!(scaling(Some(divisors)).expect_err("refused").contains("4 finite numbers above 0"));
         }
+        // The type is linear if none is said; the older key is looked at last.
+        for (said, factor) in [
+            (json!({ "llama.rope.scaling.factor": 4.0, "llama.rope.scale_linear": 2.0 }), 4.0),
+            (json!({ "llama.rope.scale_linear": 2.0 }), 2.0),
+            (json!({ "llama.rope.scaling.factor": 0.0, "llama.rope.scale_linear": 2.0 }), 1.0),
+        ] {
+            let mut untyped = llama();
+            for (key, value) in said.as_object().expect("an object") {
+                untyped[key] = value.clone();
+            }
+            let scaling = of(&untyped, &[], None).expect("it is in order").rope.scaling;
+            let expected = if factor == 1.0 { RopeScaling::Default } else { RopeScaling::Linear { factor } };
+            assert_eq!(scaling, expected, "{said}");
+        }
+        fields["llama.rope.scaling.attn_factor"] = json!(1.2);
+        assert!(of(&fields, &[], None).expect_err("refused").contains("attn_factor"));
+        fields["llama.rope.scaling.attn_factor"] = json!(1.0);
         fields["llama.rope.scaling.type"] = json!("yarn");
         assert!(of(&fields, &[], None).expect_err("refused").contains("\"none\" or \"linear\""));
     }

@@ -153,6 +153,11 @@ fn stored_tensors<'h, 'a>(
             expected: blocks::READ,
         })?;
         let row_len = tensor.shape.last().copied().unwrap_or(1);
+        // A vector is read an element at a time where a projection's rows are put in another order.
+        if encoding.block_len() > 1 && tensor.shape.len() < 2 {
+            let type_name = encoding.name();
+            return Err(broken(format!("tensor {:?} is a vector of {type_name}; expected F32", tensor.name)));
+        }
         if !row_len.is_multiple_of(encoding.block_len()) {
             let (type_name, block_len) = (encoding.name(), encoding.block_len());
             let reason = format!(

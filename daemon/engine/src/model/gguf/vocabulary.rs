@@ -7,8 +7,10 @@ use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
+use super::super::config_file::VOCAB_SIZE_MAX;
 use super::super::error::ModelError;
 use super::super::fields::Fields;
+use super::super::folder::TOKENIZER_BYTES_MAX;
 use super::header::{Header, Value};
 use super::pre::{KNOWN, Pre};
 use crate::batch::Token;
@@ -17,6 +19,9 @@ use crate::batch::Token;
 const PIECE_BYTES_MAX: usize = 256;
 /// All merges of a vocabulary of 256,000 pieces take a tenth of it.
 const MERGES_BYTES_MAX: u64 = 128 << 20;
+
+/// Of a published vocabulary of 131,072 tokens there are 270,000.
+const N_MERGES_MAX: usize = 4 * VOCAB_SIZE_MAX;
 
 /// What SentencePiece writes for a space.
 const MARK: &str = "▁";
@@ -78,6 +83,15 @@ pub(super) fn vocabulary(header: &Header, fields: &Fields) -> Result<Vocabulary,
         Some(Value::Texts(texts)) if !texts.is_empty() => texts,
         _ => return Err(fields.error("tokenizer.ggml.tokens", "a list of texts")),
     };
+    // Before anything is made of them, which takes many times their bytes.
+    if texts.len() > VOCAB_SIZE_MAX {
+        return Err(fields.error("tokenizer.ggml.tokens", format!("at most {VOCAB_SIZE_MAX} texts")));
+    }
+    if let Some(Value::Texts(merges)) = header.values.get("tokenizer.ggml.merges")
+        && merges.len() > N_MERGES_MAX
+    {
+        return Err(fields.error("tokenizer.ggml.merges", format!("at most {N_MERGES_MAX} texts")));
+    }
     let entries = Entries::of(texts, kinds(header, fields, texts.len())?, fields)?;
     let (mut tokenizer, adds_bos) = match fields.text("tokenizer.ggml.model")? {
         Some("gpt2") => byte_pairs(header, fields, &entries)?,
@@ -96,8 +110,13 @@ pub(super) fn vocabulary(header: &Header, fields: &Fields) -> Result<Vocabulary,
     stop_tokens.extend(ENDS.iter().filter_map(|end| entries.tokens.get(end)));
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
+    let tokenizer_json = tokenizer.to_string().into_bytes();
+    if tokenizer_json.len() as u64 > TOKENIZER_BYTES_MAX {
+        let expected = format!("a tokenizer of at most {TOKENIZER_BYTES_MAX} bytes");
+        return Err(fields.error("tokenizer.ggml.tokens", expected));
+    }
     Ok(Vocabulary {
-        tokenizer_json: tokenizer.to_string().into_bytes(),
+        tokenizer_json,
         bos_token: bos.filter(|_| adds_bos).map(|id| id as Token),
         bos_text: text(bos),
         eos_text: text(eos),
