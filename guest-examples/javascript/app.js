@@ -33,12 +33,14 @@ export const run = guest((args) => {
 
 /** A token, of those that are at least `minP` times as probable as the most probable one (arXiv 2407.01082). */
 function draw(logprobs, uniform, temperature, minP) {
-  const least = logprobs.reduce((a, b) => Math.max(a, b)) + Math.log(minP);
+  const most = logprobs.reduce((a, b) => Math.max(a, b));
+  const least = most + Math.log(minP);
   const kept = [];
   let total = 0;
   logprobs.forEach((logprob, token) => {
     if (logprob < least) return;
-    const weight = Math.exp(logprob / temperature);
+    // Beside the most probable one, so that not all are 0 where it is cold.
+    const weight = Math.exp((logprob - most) / temperature);
     total += weight;
     kept.push([token, weight]);
   });

@@ -14,9 +14,11 @@ N_TOKENS_MAX = 64
 
 def draw(logprobs: list[float], rng: random.Random, temperature: float, min_p: float) -> int:
     """A token, of those that are at least `min_p` times as probable as the most probable one (arXiv 2407.01082)."""
-    least = max(logprobs) + math.log(min_p)
+    most = max(logprobs)
+    least = most + math.log(min_p)
     kept = [token for token, logprob in enumerate(logprobs) if logprob >= least]
-    weights = [math.exp(logprobs[token] / temperature) for token in kept]
+    # Beside the most probable one, so that not all are 0 where it is cold.
+    weights = [math.exp((logprobs[token] - most) / temperature) for token in kept]
     return rng.choices(kept, weights)[0]
 
 

@@ -274,7 +274,7 @@ fn a_registry_that_lies_is_believed_in_nothing() {
     put("long", &|value| value["layers"][0]["size"] = (small(1).len() + 1).into());
     refused("long", "its descriptor says");
     put("huge", &|value| value["layers"][0]["size"] = 1_000_000_000_000_u64.into());
-    refused("huge", "1000000000000 bytes, more than the limit of 16777216");
+    refused("huge", "1000000000000 bytes, more than the limit of 33554432");
     put("two", &|value| {
         let layer = value["layers"][0].clone();
         value["layers"].as_array_mut().expect("a list").push(layer);

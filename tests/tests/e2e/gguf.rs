@@ -49,7 +49,7 @@ fn a_file_is_loaded_and_answers_as_its_folder_does() {
     let models = vec![text(&file).to_owned(), "draft".to_owned()];
     let served = Served::start_with(exe(), &Config { models, ..daemons::config(exe()) }, &[]);
     let run = |model: &str| {
-        let arguments = ["run", text(&component), "--model", model, "--"];
+        let arguments = ["run", "--model", model, text(&component)];
         let (answer, status) = said(&mut served.trellis(&[&arguments[..], &ARGUMENTS].concat()));
         assert_eq!(status, Some(0), "{answer}");
         answer
