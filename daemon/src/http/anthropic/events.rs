@@ -170,7 +170,8 @@ mod tests {
     fn a_failure_in_the_middle_is_an_event() {
         let mut events = MessageEvents::of(shape::Answer::new(64));
         let frames = events.fail(&Failure::invalid("messages", "too long"));
-        let expected = r#"{"error":{"message":"messages: too long","type":"invalid_request_error"},"type":"error"}"#;
+        let expected =
+            r#"{"error":{"message":"messages: too long","type":"invalid_request_error"},"type":"error"}"#;
         let data: Value = serde_json::from_str(expected).expect("JSON");
         assert_eq!((frames.len(), frames[0].event), (1, Some("error")));
         assert_eq!(serde_json::from_str::<Value>(&frames[0].data).expect("JSON"), data);

@@ -32,9 +32,9 @@ use super::tokens::random_hex;
 use super::whole::Whole;
 use crate::session::Actor;
 
-/// The header by which a client says which form it knows, and the one form that there is here.
+/// The header by which a client says which form it knows, and those that are known here: what is answered is the same in both.
 const VERSION: &str = "anthropic-version";
-const KNOWN_VERSION: &str = "2023-06-01";
+const KNOWN_VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// The header by which an answer, or an error, can be found again.
 const REQUEST_ID: &str = "request-id";
@@ -103,15 +103,17 @@ pub(super) fn is_asked<B>(request: &axum::http::Request<B>) -> bool {
 }
 
 fn check_version(headers: &HeaderMap) -> Result<(), Failure> {
+    let [old, new] = KNOWN_VERSIONS;
     match headers.get(VERSION) {
-        Some(version) if version == KNOWN_VERSION => Ok(()),
+        Some(version) if KNOWN_VERSIONS.iter().any(|known| version == known) => Ok(()),
         Some(version) => {
-            Err(Failure::invalid(VERSION, format!("{VERSION} is {version:?}, expected {KNOWN_VERSION:?}")))
+            let message = format!("{VERSION} is {version:?}, expected {old:?} or {new:?}");
+            Err(Failure::invalid(VERSION, message))
         }
-        None => Err(Failure::invalid(
-            VERSION,
-            format!("the header {VERSION} is missing, expected {KNOWN_VERSION}"),
-        )),
+        None => {
+            let message = format!("the header {VERSION} is missing, expected {old} or {new}");
+            Err(Failure::invalid(VERSION, message))
+        }
     }
 }
 
