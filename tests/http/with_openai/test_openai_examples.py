@@ -9,6 +9,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ParsedChatCompletion
 from openai.types.responses import Response
+from pydantic import ValidationError
 
 from examples import Ran, run
 
@@ -92,7 +93,14 @@ def test_a_tool_as_a_stream() -> None:
 
 
 def test_responses_with_a_schema() -> None:
-    printed, names = ran("responses_structured_outputs")
+    # It is drawn without a seed, and the model has not always said all when its 1,024 tokens are full.
+    for n_left in reversed(range(8)):
+        try:
+            printed, names = ran("responses_structured_outputs")
+            break
+        except ValidationError:
+            if n_left == 0:
+                raise
     (output,) = names["rsp"].output
     assert isinstance(output.content[0].parsed, names["MathResponse"])
     assert printed.count("answer: ") == 2
