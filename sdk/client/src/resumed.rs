@@ -51,6 +51,9 @@ pub struct Resumed<C> {
     guest_id: u64,
     from: Option<u64>,
     daemon: Option<u64>,
+    /// A connection over which it was asked to read the guest, until that is answered: whoever drops a future meanwhile asks again over
+    /// this one, in whose order that comes last. Over another it could come first, and be taken over by what nobody waits for.
+    asked: Option<Client>,
     attached: Option<Attached>,
     patience: Duration,
     /// Where signs of a daemon are looked for: where the last connection was, and where others were tried since.
@@ -123,6 +126,7 @@ where
             guest_id,
             from,
             daemon: None,
+            asked: None,
             attached: None,
             patience: Self::PATIENCE,
             sockets: Sockets::default(),
@@ -229,14 +233,20 @@ where
     /// # Errors
     /// None has come, and nothing more is waited for.
     async fn try_once(&mut self) -> Result<Result<Attached, Error>, Error> {
-        let Self { connect, guest_id, from, daemon, patience, sockets, lost, .. } = self;
+        let Self { connect, guest_id, from, daemon, asked, patience, sockets, lost, .. } = self;
         let trying = async {
-            let client = connect().await?;
+            let client = match asked.take() {
+                Some(client) => client,
+                None => connect().await?,
+            };
             // One that was connected before is heard of here alone.
             if let Some(socket) = client.socket() {
                 tried::note(socket);
             }
-            client.attach_to(*guest_id, *from, *daemon).await
+            *asked = Some(client.clone());
+            let attached = client.attach_to(*guest_id, *from, *daemon).await;
+            *asked = None;
+            attached
         };
         let mut trying = pin!(sockets.noting(trying));
         if patience.is_zero() {
