@@ -18,11 +18,11 @@ use super::interrupt::{HangUps, Interrupts, UpgradeSignals};
 use super::manager::{self, Manager};
 use super::output::{self, Format};
 use super::served;
-use super::sockets::{Sockets, listen_for_http};
+use super::sockets::Sockets;
 use super::start_notes::StartNotes;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, usual_state_dir};
-use crate::http::Front;
+use crate::http::{Front, HttpSocket};
 use crate::logs::{self, SetLog};
 use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
@@ -263,8 +263,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.
-    let Sockets { mut listener, endpoint, metrics_are_lent } = Sockets::of(lent, &config).await?;
-    let http = listen_for_http(&config).await?;
+    let Sockets { mut listener, endpoint, metrics_are_lent, http, are_inherited } =
+        Sockets::of(lent, &config).await?;
     let socket = listener.path().to_owned();
     // The service manager may have said where.
     let _ = settings.listened.set(socket.clone());
@@ -324,12 +324,18 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         (socket, tokio::spawn(endpoint.serve(read, daemon.shutdown().clone())))
     });
     let http = match http {
-        Some((socket, place)) => {
-            let front = Front::new(&daemon, &config, socket.needs_token(), users)
-                .map_err(CliError::io("read the tokens of HTTP requests"))?;
-            tracing::info!(place, "HTTP requests are answered");
-            Some(tokio::spawn(socket.serve(front, daemon.shutdown().clone())))
-        }
+        Some((socket, place)) => match Front::new(&daemon, &config, socket.needs_token(), users) {
+            Ok(front) => {
+                tracing::info!(place, "HTTP requests are answered");
+                Some(tokio::spawn(socket.serve(front, daemon.shutdown().clone())))
+            }
+            // Those who are served already are not to suffer for it.
+            Err(error) if are_inherited => {
+                tracing::warn!(%error, "no HTTP requests are answered: their tokens cannot be read");
+                None
+            }
+            Err(error) => return Err(CliError::io("read the tokens of HTTP requests")(error)),
+        },
         None => None,
     };
     let (ending, ends, replaced) = (daemon.shutdown().clone(), manager.clone(), daemon.upgrade().clone());
@@ -347,9 +353,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         never = follow_pressure(&daemon) => match never {},
         never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
-    if let Some(task) = http {
-        joined(task).await;
-    }
+    let http = match http {
+        Some(task) => joined(task).await,
+        None => None,
+    };
     let Some((successor, listener)) = daemon.upgrade().take() else {
         words.say("stopped");
         return Ok(());
@@ -373,7 +380,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let (program, version) = (successor.program().display().to_string(), successor.version().to_owned());
     words.say(&format!("{program} ({version}) takes the place of this program"));
     let metrics = metrics.as_ref().map(|socket| (socket.as_fd(), metrics_are_lent));
-    let error = upgrade::replace(&successor, &listener, metrics);
+    let http = http.as_ref().map(HttpSocket::to_hand_over);
+    let error = upgrade::replace(&successor, &listener, metrics, http);
     tracing::error!(%error, program, "the program that was to take the place of this one cannot be started");
     Err(CliError::io(format!("start {program} in the place of this program"))(error))
 }

@@ -9,18 +9,10 @@ use super::error::CliError;
 use super::manager::Lent;
 use super::served::{OPEN_MODE, directory_mode};
 use crate::config::Config;
-use crate::http::HttpSocket;
+use crate::http::{HandedHttp, HttpSocket};
 use crate::ipc::Listener;
 use crate::metrics::Endpoint;
 use crate::upgrade::{Inherited, InheritedMetrics};
-
-/// Before the models are loaded, too.
-pub(super) async fn listen_for_http(config: &Config) -> Result<Option<(HttpSocket, String)>, CliError> {
-    let Some(listen) = &config.http.listen else { return Ok(None) };
-    let bound = HttpSocket::bind(listen).await.and_then(|socket| Ok((socket.place()?, socket)));
-    let (place, socket) = bound.map_err(CliError::io(format!("listen for HTTP requests on {listen}")))?;
-    Ok(Some((socket, place)))
-}
 
 /// Where clients come, and where metrics are asked for.
 pub(super) struct Sockets {
@@ -28,6 +20,10 @@ pub(super) struct Sockets {
     pub(super) endpoint: Option<(Endpoint, SocketAddr)>,
     /// A service manager has made the second one.
     pub(super) metrics_are_lent: bool,
+    /// Where HTTP requests come, and that place in words.
+    pub(super) http: Option<(HttpSocket, String)>,
+    /// The program before has left them.
+    pub(super) are_inherited: bool,
 }
 
 impl Sockets {
@@ -35,9 +31,10 @@ impl Sockets {
     pub(super) async fn of(lent: Lent, config: &Config) -> Result<Self, CliError> {
         let told = config.socket.clone();
         let Lent { clients, metrics, inherited } = lent;
-        let (metrics, kept) = match inherited {
-            Some(Inherited { clients, metrics }) => (metrics, Some(clients)),
-            None => (metrics.map(|socket| InheritedMetrics { socket, is_lent: true }), None),
+        let are_inherited = inherited.is_some();
+        let (metrics, kept, http) = match inherited {
+            Some(Inherited { clients, metrics, http }) => (metrics, Some(clients), http),
+            None => (metrics.map(|socket| InheritedMetrics { socket, is_lent: true }), None, None),
         };
         let listener = match (kept, clients) {
             (Some(kept), _) => {
@@ -72,8 +69,38 @@ impl Sockets {
             (None, Some(address)) => Some(listen_for_metrics(address).await?),
             (None, None) => None,
         };
-        Ok(Self { listener, endpoint, metrics_are_lent })
+        let http = match listen_for_http(http, config).await {
+            // Those who are served already are not to suffer for it.
+            Err(error) if are_inherited => {
+                tracing::warn!(%error, "no HTTP requests are answered");
+                None
+            }
+            http => http?,
+        };
+        Ok(Self { listener, endpoint, metrics_are_lent, http, are_inherited })
     }
+}
+
+/// Before the models are loaded: a place that is taken is heard of at once.
+async fn listen_for_http(
+    handed: Option<HandedHttp>,
+    config: &Config,
+) -> Result<Option<(HttpSocket, String)>, CliError> {
+    let inherited = handed.and_then(|handed| {
+        HttpSocket::inherit(handed)
+            .inspect_err(|error| tracing::warn!(%error, "the socket for HTTP requests is made anew"))
+            .ok()
+    });
+    // One that the settings do not name any more is closed.
+    let inherited = inherited.filter(|http| config.http.listen.as_ref().is_some_and(|told| http.is_at(told)));
+    let Some(listen) = &config.http.listen else { return Ok(None) };
+    let bound = match inherited {
+        Some(http) => Ok(http),
+        None => HttpSocket::bind(listen).await,
+    };
+    let bound = bound.and_then(|socket| Ok((socket.place()?, socket)));
+    let (place, socket) = bound.map_err(CliError::io(format!("listen for HTTP requests on {listen}")))?;
+    Ok(Some((socket, place)))
 }
 
 /// Says why another socket is listened on than the settings name, where that is so.

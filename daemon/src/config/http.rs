@@ -16,16 +16,18 @@ use crate::metrics::is_loopback;
 #[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
     /// Where the daemon answers HTTP requests in the form of OpenAI's API: the absolute path of a Unix socket, where the kernel says
-    /// who asks, or a loopback address, as `127.0.0.1:8080`, where a token does; nowhere when absent. Not an address under the packaged
-    /// unit, which is shut off from every network.
+    /// who asks, in a folder of root or the daemon to which nobody else may write; or a loopback address, as `127.0.0.1:8080`, where a
+    /// token does; nowhere when absent. Not an address under the packaged unit, which is shut off from every network.
     pub listen: Option<HttpListen>,
-    /// The folder of the tokens, for a loopback address: each file is named by a user, holds its token, and may be read by nobody but its
-    /// owner, which is that user, root or the user of the daemon. When absent there is one token, of the daemon's own user, in the
-    /// file `http-token` of `state_dir`, which the daemon makes.
+    /// The folder of the tokens, for a loopback address, of root or the daemon, to which nobody else may write: each file is named by a
+    /// user, holds its token in 4,096 bytes at most, and may be read by nobody but its owner, which is that user, root or the user of
+    /// the daemon. When absent there is one token, of the daemon's own user, in the file `http-token` of `state_dir`, which the daemon
+    /// makes.
     pub tokens_dir: Option<PathBuf>,
     /// Bytes of the body of one request.
     pub body_bytes: usize,
-    /// Connections at a time: of each user on a Unix socket, of all together on a loopback address. Those beyond are closed.
+    /// Connections at a time: of each user on a Unix socket, of all together on a loopback address; among those that the
+    /// daemon has descriptors for. Those beyond are closed.
     pub n_connections: usize,
     /// Time that a client may take to send the head of a request, and again to send its body.
     pub read_ms: u64,

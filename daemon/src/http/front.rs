@@ -18,19 +18,20 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
 
+use super::connection::Connection;
 use super::failure::Failure;
+use super::places::Places;
 use super::tokens::{Tokens, random_hex};
 use super::{anthropic, openai};
 use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
+use crate::ipc::HandOver;
 use crate::service::HostService;
 use crate::session::{Actor, Sessions};
-use crate::tasks::blocking;
 
 /// Bytes under way between a request and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
@@ -54,6 +55,7 @@ pub(super) struct Ends {
 pub(crate) struct Front {
     sessions: Arc<Sessions<HostService>>,
     shutdown: CancellationToken,
+    hand_over: Arc<HandOver>,
     settings: HttpSettings,
     /// None where the kernel says who asks.
     tokens: Option<Arc<Tokens>>,
@@ -87,6 +89,7 @@ impl Front {
         Ok(Arc::new(Self {
             sessions: daemon.sessions().clone(),
             shutdown: daemon.shutdown().clone(),
+            hand_over: daemon.upgrade().hand_over().clone(),
             settings: config.http.clone(),
             tokens,
             users,
@@ -110,9 +113,14 @@ impl Front {
             .with_state(self.clone())
     }
 
-    /// Connections at a time.
-    pub(super) fn n_connections(&self) -> usize {
-        self.settings.n_connections
+    /// Places for those who come.
+    pub(super) fn places(&self) -> Places {
+        Places::new(self.settings.n_connections, self.sessions.places().clone())
+    }
+
+    /// Whether another program is to take the daemon's place, and its socket.
+    pub(super) fn hand_over(&self) -> &HandOver {
+        &self.hand_over
     }
 
     /// Bytes of one message to a guest.
@@ -178,10 +186,13 @@ impl Front {
     }
 
     /// Answers the requests of a connection; once the daemon is about to end, those alone that are under way.
-    pub(super) async fn talk<T>(self: Arc<Self>, stream: T, peer: Option<Actor>, router: Router, ends: Ends)
-    where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
+    pub(super) async fn talk(
+        self: Arc<Self>,
+        client: Connection,
+        peer: Option<Actor>,
+        router: Router,
+        ends: Ends,
+    ) {
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
             let (front, router) = (self.clone(), router.clone());
@@ -207,15 +218,21 @@ impl Front {
         });
         let mut server = http1::Builder::new();
         server.timer(TokioTimer::new()).header_read_timeout(self.read_time()).max_buf_size(BUFFER_BYTES);
-        let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
+        let mut connection = pin!(server.serve_connection(TokioIo::new(client.clone()), service));
+        let mut gone = pin!(client.ends());
         tokio::select! {
+            // What can be answered at once is, also to a client that says no more.
+            biased;
             // A client that breaks off, or says what is no HTTP, hears no more.
             _ = connection.as_mut() => return,
+            () = gone.as_mut() => return,
             () = ends.begin.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
         tokio::select! {
+            biased;
             _ = connection => {}
+            () = gone => {}
             () = ends.are_over.cancelled() => {}
         }
     }
@@ -231,10 +248,7 @@ impl Front {
                         "a token is needed: `Authorization: Bearer TOKEN`, which clients take as the API key",
                     )
                 })?;
-                // Files are read for it, and users looked up.
-                let (tokens, token) = (tokens.clone(), token.to_owned());
-                let owner = blocking(move || tokens.owner(&token)).await;
-                owner.ok_or_else(|| unauthorized("this token is nobody's"))?
+                tokens.owner(token).await.ok_or_else(|| unauthorized("this token is nobody's"))?
             }
             (None, None) => return Err(unauthorized("it is not known who asks")),
         };

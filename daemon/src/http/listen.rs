@@ -1,22 +1,27 @@
 //! Where requests come in: a Unix socket or a loopback address.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::future::Future;
 use std::io;
+use std::net::TcpListener as StdTcpListener;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::connection::Connection;
 use super::front::{Ends, Front};
 use crate::config::HttpListen;
-use crate::session::{Actor, Quota};
+use crate::ipc::{HandedSocket, Lock, LockError};
+use crate::session::Actor;
 
 /// Those who are in the group of the socket may come, as to the daemon's own.
 const SOCKET_MODE: u32 = 0o660;
@@ -41,11 +46,28 @@ enum Socket {
     Loopback(TcpListener),
 }
 
-/// The file of a Unix socket, unless another has its place by now.
+/// What the program that takes this one's place goes on with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeftHttp<'a> {
+    pub(crate) socket: BorrowedFd<'a>,
+    /// Of a Unix socket, its lock, and device and number of its file.
+    pub(crate) file: Option<(BorrowedFd<'a>, (u64, u64))>,
+}
+
+/// A socket that the program before this one has left.
+#[derive(Debug)]
+pub(crate) enum HandedHttp {
+    Unix(HandedSocket),
+    Loopback(OwnedFd),
+}
+
+/// The file of a Unix socket, unless another has its place by now. Its lock keeps other daemons away, as that of the daemon's own
+/// socket does.
 #[derive(Debug)]
 struct OwnFile {
     path: PathBuf,
     id: (u64, u64),
+    lock: Lock,
 }
 
 impl Drop for OwnFile {
@@ -61,12 +83,6 @@ fn id(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
-/// A connection.
-enum Stream {
-    Unix(UnixStream, Actor),
-    Loopback(TcpStream),
-}
-
 impl HttpSocket {
     /// Listens there. A socket that a daemon left is replaced.
     ///
@@ -79,12 +95,58 @@ impl HttpSocket {
             }
             HttpListen::Unix(path) => {
                 check_folder(path)?;
+                let lock = Lock::take(path).map_err(not_locked)?;
                 remove_left(path)?;
                 let socket = UnixListener::bind(path)?;
-                let file = Some(OwnFile { path: path.clone(), id: id(path)? });
+                let file = Some(OwnFile { path: path.clone(), id: id(path)?, lock });
                 fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE))?;
                 Ok(Self { socket: Socket::Unix(socket), file })
             }
+        }
+    }
+
+    /// Goes on listening where the program before this one did: connections have waited there meanwhile.
+    ///
+    /// # Errors
+    /// The socket has no path, its lock is not that of this process, or the system refuses.
+    pub(crate) fn inherit(handed: HandedHttp) -> io::Result<Self> {
+        match handed {
+            HandedHttp::Loopback(socket) => {
+                let socket = StdTcpListener::from(socket);
+                socket.set_nonblocking(true)?;
+                Ok(Self { socket: Socket::Loopback(TcpListener::from_std(socket)?), file: None })
+            }
+            HandedHttp::Unix(HandedSocket { socket, lock, file: id }) => {
+                let socket = StdUnixListener::from(socket);
+                let address = socket.local_addr()?;
+                let path = address.as_pathname().ok_or(io::ErrorKind::InvalidData)?.to_owned();
+                let lock = Lock::inherit(File::from(lock)).map_err(not_locked)?;
+                let file = Some(OwnFile { path, id, lock });
+                socket.set_nonblocking(true)?;
+                Ok(Self { socket: Socket::Unix(UnixListener::from_std(socket)?), file })
+            }
+        }
+    }
+
+    /// What the program that takes this one's place goes on with.
+    pub(crate) fn to_hand_over(&self) -> LeftHttp<'_> {
+        let socket = match &self.socket {
+            Socket::Unix(listener) => listener.as_fd(),
+            Socket::Loopback(listener) => listener.as_fd(),
+        };
+        LeftHttp { socket, file: self.file.as_ref().map(|file| (file.lock.as_fd(), file.id)) }
+    }
+
+    /// Whether it is where the settings want one, and clients find it there. Port 0 is any.
+    pub(crate) fn is_at(&self, told: &HttpListen) -> bool {
+        match (&self.socket, &self.file, told) {
+            (Socket::Loopback(listener), _, HttpListen::Loopback(told)) => listener
+                .local_addr()
+                .is_ok_and(|address| *told == address || told.port() == 0 && told.ip() == address.ip()),
+            (Socket::Unix(_), Some(file), HttpListen::Unix(told)) => {
+                file.path == *told && id(told).is_ok_and(|found| found == file.id)
+            }
+            _ => false,
         }
     }
 
@@ -106,26 +168,27 @@ impl HttpSocket {
         }
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
+    /// The next connection, and who is there, where the kernel says it.
+    async fn accept(&self) -> io::Result<(Connection, Option<Actor>)> {
         match &self.socket {
             Socket::Loopback(listener) => {
                 let (stream, _) = listener.accept().await?;
                 // An event is sent as it comes.
                 stream.set_nodelay(true)?;
-                Ok(Stream::Loopback(stream))
+                Ok((stream.into(), None))
             }
             Socket::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = stream.peer_cred()?;
-                Ok(Stream::Unix(stream, Actor { uid: peer.uid(), gid: peer.gid() }))
+                Ok((stream.into(), Some(Actor { uid: peer.uid(), gid: peer.gid() })))
             }
         }
     }
 
     /// Serves whoever comes until the token is cancelled, and then until the answers that are under way have ended with their
-    /// guests.
-    pub(crate) async fn serve(self, front: Arc<Front>, shutdown: CancellationToken) {
-        let places = Places::new(front.n_connections());
+    /// guests. Where another program takes the daemon's place, whoever comes waits for that one, and the socket is what is left.
+    pub(crate) async fn serve(self, front: Arc<Front>, shutdown: CancellationToken) -> Option<Self> {
+        let places = front.places();
         let tasks = TaskTracker::new();
         let router = front.router();
         let ends = Ends { begin: shutdown, ..Ends::default() };
@@ -134,10 +197,11 @@ impl HttpSocket {
             let accepted = tokio::select! {
                 biased;
                 () = ends.begin.cancelled() => break,
+                () = front.hand_over().begins() => break,
                 accepted = self.accept() => accepted,
             };
-            let stream = match accepted {
-                Ok(stream) => stream,
+            let (client, peer) = match accepted {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     if last_told.is_none_or(|told| told.elapsed() >= COMPLAINT_PAUSE) {
                         last_told = Some(Instant::now());
@@ -148,64 +212,56 @@ impl HttpSocket {
                 }
             };
             // Whoever has as many as it may have is closed on.
-            let Some(place) = places.take(&stream) else { continue };
+            let Some(place) = places.take(peer) else { continue };
             let (front, router, ends) = (front.clone(), router.clone(), ends.clone());
             tasks.spawn(async move {
                 let _place = place;
-                match stream {
-                    Stream::Unix(stream, actor) => front.talk(stream, Some(actor), router, ends).await,
-                    Stream::Loopback(stream) => front.talk(stream, None, router, ends).await,
-                }
+                front.talk(client, peer, router, ends).await;
             });
         }
-        drop(self);
+        // Not for a moment may another process listen there: it would be sent what is meant for the next program, tokens included.
+        let left = front.hand_over().has_begun().then_some(self);
+        if left.is_some() {
+            ends.begin.cancelled().await;
+        }
         tasks.close();
         // A client that does not read its answer holds up no daemon.
         let _ = tokio::time::timeout_at(front.ends_by(), tasks.wait()).await;
         ends.are_over.cancel();
         tasks.wait().await;
+        left
     }
 }
 
-/// Room for connections.
-struct Places {
-    of_users: Arc<Quota>,
-    of_all: Arc<Semaphore>,
-}
-
-/// Held for as long as a connection lasts.
-type Place = Box<dyn Send>;
-
-impl Places {
-    fn new(n: usize) -> Self {
-        Self { of_users: Quota::new(n), of_all: Arc::new(Semaphore::new(n)) }
-    }
-
-    fn take(&self, stream: &Stream) -> Option<Place> {
-        match stream {
-            Stream::Unix(_, actor) => self.of_users.take(*actor).map(|permit| Box::new(permit) as Place),
-            Stream::Loopback(_) => {
-                let permit = self.of_all.clone().try_acquire_owned().ok()?;
-                Some(Box::new(permit) as Place)
-            }
-        }
-    }
-}
-
-/// Refuses a folder in which others could put a socket of their own in the place of this one: they would be told what is asked.
+/// Refuses a folder in which others could put a socket of their own in the place of this one, if only while no daemon runs, as in a
+/// sticky one: they would be told what is asked.
 fn check_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     let metadata = fs::metadata(folder)?;
     let own = rustix::process::geteuid().as_raw();
-    let (is_sticky, is_open) = (metadata.mode() & 0o1000 != 0, metadata.mode() & 0o022 != 0);
-    if [0, own].contains(&metadata.uid()) && (is_sticky || !is_open) {
+    if [0, own].contains(&metadata.uid()) && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let message = format!("{} lets other users replace the socket", folder.display());
+    let message = format!(
+        "{} (owner {}, mode {:o}) lets other users put a socket of their own in this one's place",
+        folder.display(),
+        metadata.uid(),
+        metadata.mode() & 0o7777
+    );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Removes the socket of a daemon that is gone.
+fn not_locked(error: LockError) -> io::Error {
+    match error {
+        LockError::Held { pid } => {
+            let pid = pid.map(|pid| format!(", process {pid}")).unwrap_or_default();
+            io::Error::new(io::ErrorKind::AddrInUse, format!("a daemon listens there{pid}"))
+        }
+        LockError::Io(error) => error,
+    }
+}
+
+/// Removes the socket of a daemon that is gone; the caller holds the lock.
 fn remove_left(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -213,11 +269,22 @@ fn remove_left(path: &Path) -> io::Result<()> {
         Ok(file) if !file.file_type().is_socket() => {
             Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a socket"))
         }
-        Ok(_) => match StdUnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-            Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there")),
-            Err(error) => Err(error),
+        Ok(_) => match is_listened_on(path)? {
+            true => Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there")),
+            false => fs::remove_file(path),
         },
+    }
+}
+
+/// Whether somebody listens on a socket, who need not be a daemon that knows of the lock. Nobody is waited for.
+fn is_listened_on(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&client, &SocketAddrUnix::new(path)?) {
+        // As many wait there as there is room for.
+        Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -253,8 +320,57 @@ mod tests {
     #[tokio::test]
     async fn a_folder_that_others_write_to_is_no_place() {
         let folder = tempfile::tempdir().expect("a folder");
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("it is ours");
-        let error = HttpSocket::bind(&HttpListen::Unix(folder.path().join("s"))).await.expect_err("open");
-        assert!(error.to_string().contains("lets other users"), "{error}");
+        for mode in [0o777, 0o1777, 0o770] {
+            fs::set_permissions(folder.path(), Permissions::from_mode(mode)).expect("it is ours");
+            let error = HttpSocket::bind(&HttpListen::Unix(folder.path().join("s"))).await.expect_err("open");
+            assert!(error.to_string().contains("lets other users"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_strangers_socket_that_nobody_serves_is_not_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("http.sock");
+        let stranger = StdUnixListener::bind(&path).expect("the path is free");
+        rustix::net::listen(&stranger, 0).expect("it listens");
+        let waiting = std::os::unix::net::UnixStream::connect(&path).expect("there is room for one");
+        let bound = tokio::task::spawn_blocking(move || remove_left(&path));
+        let error = tokio::time::timeout(Duration::from_secs(20), bound).await.expect("it waits for nobody");
+        let error = error.expect("no panic").expect_err("somebody listens there");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop((waiting, stranger));
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_is_left_goes_on_and_is_nobody_elses_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("http.sock");
+        let owned = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
+
+        let listen = HttpListen::Unix(path.clone());
+        let socket = HttpSocket::bind(&listen).await.expect("a free place");
+        let LeftHttp { socket: left, file } = socket.to_hand_over();
+        let (lock, id) = file.expect("it has a file");
+        let handed = HandedHttp::Unix(HandedSocket { socket: owned(left), lock: owned(lock), file: id });
+        // As at the end of a program, which drops nothing.
+        std::mem::forget(socket);
+        assert!(HttpSocket::bind(&listen).await.is_err(), "it is not free");
+        let client = std::os::unix::net::UnixStream::connect(&path).expect("it is listened on");
+        let next = HttpSocket::inherit(handed).expect("it is this process's");
+        assert!(next.is_at(&listen) && !next.is_at(&HttpListen::Unix(folder.path().join("other"))));
+        next.accept().await.expect("it has waited");
+        drop((client, next));
+        assert!(!path.exists(), "it was its own");
+
+        let any = HttpListen::Loopback("127.0.0.1:0".parse().expect("an address"));
+        let socket = HttpSocket::bind(&any).await.expect("a free port");
+        let place = socket.place().expect("it has one");
+        let LeftHttp { socket: left, file } = socket.to_hand_over();
+        assert!(file.is_none());
+        let handed = HandedHttp::Loopback(owned(left));
+        drop(socket);
+        let next = HttpSocket::inherit(handed).expect("it listens");
+        assert!(next.is_at(&any) && !next.is_at(&listen));
+        assert_eq!(next.place().expect("it has one"), place);
     }
 }

@@ -80,7 +80,7 @@ impl Lock {
     }
 
     /// The open file, by which the lock is held for as long as it is open anywhere.
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }

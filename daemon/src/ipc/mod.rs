@@ -17,8 +17,8 @@ pub use accepted::{Accepted, Peer};
 pub use hand_over::HandOver;
 pub(crate) use listener::HandedSocket;
 pub use listener::{BindError, Listener};
-#[cfg(test)]
-pub(crate) use lock::Lock;
 pub use lock::StartNote;
+pub(crate) use lock::{Lock, LockError};
+pub(crate) use places::{Place, Places};
 pub use serve::run;
 pub use trellis_client::lock::{Owner, Phase, owner_of};

@@ -10,7 +10,7 @@ use crate::session::{Actor, Quota, QuotaPermit, SessionError};
 
 /// The places of one daemon.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(crate) struct Places {
     n_max: usize,
     all: Arc<Semaphore>,
     users: Arc<Quota>,
@@ -18,14 +18,14 @@ pub(super) struct Places {
 
 /// The place of one connection, free again when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
     _of_user: QuotaPermit,
 }
 
 impl Places {
     /// So many, of which one user has half at most.
-    pub(super) fn new(n_max: usize) -> Self {
+    pub(crate) fn new(n_max: usize) -> Self {
         let n_max = n_max.min(Semaphore::MAX_PERMITS);
         Self { n_max, all: Arc::new(Semaphore::new(n_max)), users: Quota::new(n_max.div_ceil(2)) }
     }
@@ -34,7 +34,7 @@ impl Places {
     ///
     /// # Errors
     /// The user has as many as it may have, or all are taken.
-    pub(super) fn take(&self, actor: Actor) -> Result<Place, SessionError> {
+    pub(crate) fn take(&self, actor: Actor) -> Result<Place, SessionError> {
         let (n_user, n_all) = self.users.taken(actor);
         let n_max = self.users.n_max();
         let most = most_beside_others(n_max, n_all as u64, self.n_max as u64, 1);

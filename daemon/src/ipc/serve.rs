@@ -14,9 +14,8 @@ use super::complaints::Complaints;
 use super::hand_over::HandOver;
 use super::lock::Lock;
 use super::looks::Looks;
-use super::places::{Place, Places};
+use super::places::Place;
 use super::rate::Rate;
-use crate::descriptors::Shares;
 use crate::guest::give_way;
 use crate::session::{Service, Sessions};
 
@@ -116,7 +115,7 @@ impl<S: Service> Door<S> {
     /// Lets connections in until it is told to stop; what is returned keeps other daemons away.
     async fn accept(self, mut listener: Listener, until: CancellationToken) -> Left {
         let complaints = Arc::new(Complaints::default());
-        let places = Places::new(Shares::now().n_connections);
+        let places = self.sessions.places().clone();
         let mut rate = Rate::new(self.sessions.limits().n_connections_per_s);
         let mut looks = Looks::of(listener.path());
         self.hand_over.note(&listener);

@@ -1,7 +1,7 @@
 //! The sessions of a daemon: how many a user may have, how one begins, and what all of them share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -25,7 +25,9 @@ use super::service::{Service, StopReason};
 use super::turns::UserTurns;
 use super::uploads::{Uploads, UploadsUsed};
 use super::used::{SessionsUsed, Used};
+use crate::descriptors::Shares;
 use crate::guest::GuestLimits;
+use crate::ipc::Places;
 use crate::live::Live;
 use crate::metrics::SessionCounts;
 
@@ -121,6 +123,7 @@ pub struct Sessions<S> {
     /// What single guests may use.
     pub(super) guest_limits: GuestLimits,
     connections: Arc<Quota>,
+    places: OnceLock<Arc<Places>>,
     pub(super) uploads: Arc<Uploads>,
     pub(super) turns: UserTurns,
     /// What a daemon that is about to go down waits for: guests, uploads, loads.
@@ -138,6 +141,7 @@ impl<S: Service> Sessions<S> {
         Arc::new(Self {
             service,
             connections: Quota::new(limits.n_connections),
+            places: OnceLock::new(),
             uploads: Uploads::new(limits.n_uploads, limits.n_uploads_waiting),
             turns: UserTurns::default(),
             work: TaskTracker::new(),
@@ -149,6 +153,11 @@ impl<S: Service> Sessions<S> {
             limits: Live::new(limits),
             guest_limits,
         })
+    }
+
+    /// Places for connections, by whichever way they come: of the descriptors that are free as the first of these ways opens.
+    pub(crate) fn places(&self) -> &Arc<Places> {
+        self.places.get_or_init(|| Arc::new(Places::new(Shares::now().n_connections)))
     }
 
     /// What connections may ask for now.

@@ -14,6 +14,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::http::{HandedHttp, LeftHttp};
 use crate::ipc::{HandedSocket, Listener};
 
 /// The name of the socket with the message.
@@ -59,8 +60,9 @@ fn format_of_the_first() -> u32 {
 }
 
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
-/// The socket, its lock, and the one for metrics.
-const N_FDS_MAX: usize = 3;
+/// The socket, its lock, the one for metrics, the one for HTTP requests and the lock of that. Programs that know of fewer pass over those
+/// that come after.
+const N_FDS_MAX: usize = 5;
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(N_FDS_MAX));
 
 /// What is said of the descriptors.
@@ -74,6 +76,16 @@ struct Message {
     /// Whether a service manager has made the socket for metrics, if there is one.
     #[serde(default)]
     metrics_are_lent: Option<bool>,
+    /// Of the socket for HTTP requests, if there is one.
+    #[serde(default)]
+    http: Option<LeftFile>,
+}
+
+/// What is said of a socket for HTTP requests.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct LeftFile {
+    /// Device and number of its file, where it has one and so a lock.
+    file: Option<(u64, u64)>,
 }
 
 /// What the program before has left.
@@ -83,6 +95,8 @@ pub(crate) struct Inherited {
     pub(crate) clients: HandedSocket,
     /// Where metrics are asked for.
     pub(crate) metrics: Option<InheritedMetrics>,
+    /// Where HTTP requests come.
+    pub(crate) http: Option<HandedHttp>,
 }
 
 /// A socket for metrics.
@@ -98,11 +112,24 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 }
 
 /// The socket with the message in it. What is for metrics comes with whether a service manager has made it.
-pub(super) fn leave(listener: &Listener, metrics: Option<(BorrowedFd<'_>, bool)>) -> io::Result<OwnedFd> {
+pub(super) fn leave(
+    listener: &Listener,
+    metrics: Option<(BorrowedFd<'_>, bool)>,
+    http: Option<LeftHttp<'_>>,
+) -> io::Result<OwnedFd> {
     let (socket, lock, file) = listener.to_hand_over();
-    let message =
-        Message { format: own_format(), file, metrics_are_lent: metrics.map(|(_, is_lent)| is_lent) };
-    let fds: Vec<_> = [socket, lock].into_iter().chain(metrics.map(|(socket, _)| socket)).collect();
+    let message = Message {
+        format: own_format(),
+        file,
+        metrics_are_lent: metrics.map(|(_, is_lent)| is_lent),
+        http: http.map(|http| LeftFile { file: http.file.map(|(_, file)| file) }),
+    };
+    let mut fds = vec![socket, lock];
+    fds.extend(metrics.map(|(socket, _)| socket));
+    if let Some(LeftHttp { socket, file }) = http {
+        fds.push(socket);
+        fds.extend(file.map(|(lock, _)| lock));
+    }
     let message = rmp_serde::to_vec_named(&message).map_err(invalid)?;
     // A stream, as all sockets are that are found by names.
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -127,14 +154,21 @@ pub(super) fn take(socket: impl AsFd) -> io::Result<Inherited> {
     let mut fds = fds.flatten();
     let mut next =
         || fds.next().ok_or_else(|| invalid("a descriptor is missing in what the daemon before left"));
-    let Message { format, file, metrics_are_lent } =
+    let Message { format, file, metrics_are_lent, http } =
         rmp_serde::from_slice(&message[..received.bytes]).map_err(invalid)?;
     check_format(format)?;
     let clients = HandedSocket { socket: next()?, lock: next()?, file };
     let metrics = metrics_are_lent
         .map(|is_lent| Ok::<_, io::Error>(InheritedMetrics { socket: next()?.into(), is_lent }))
         .transpose()?;
-    Ok(Inherited { clients, metrics })
+    let http = match http {
+        None => None,
+        Some(LeftFile { file: None }) => Some(HandedHttp::Loopback(next()?)),
+        Some(LeftFile { file: Some(file) }) => {
+            Some(HandedHttp::Unix(HandedSocket { socket: next()?, lock: next()?, file }))
+        }
+    };
+    Ok(Inherited { clients, metrics, http })
 }
 
 impl Inherited {
@@ -152,6 +186,8 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+    use crate::config::HttpListen;
+    use crate::http::HttpSocket;
     use crate::ipc::BindError;
 
     #[test]
@@ -165,7 +201,7 @@ mod tests {
         let later = Later { file: (1, 2), metrics_are_lent: None, since: "a later version" };
         let read = |bytes: Vec<u8>| rmp_serde::from_slice::<Message>(&bytes).expect("it has what it needs");
         let known = read(rmp_serde::to_vec_named(&later).expect("it can be written"));
-        assert_eq!(known, Message { format: FORMAT, file: (1, 2), metrics_are_lent: None });
+        assert_eq!(known, Message { format: FORMAT, file: (1, 2), metrics_are_lent: None, http: None });
         check_format(known.format).expect("what is added is passed over");
         let refused = check_format(FORMAT + 1).expect_err("it is not known").to_string();
         assert!(refused.contains("in format 2, of which this program knows 1"), "{refused}");
@@ -180,7 +216,11 @@ mod tests {
         let made = inode();
         let metrics = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = metrics.local_addr().expect("it has one");
-        let left = leave(&listener, Some((metrics.as_fd(), true))).expect("left");
+        let at = HttpListen::Unix(folder.path().join("http.sock"));
+        let http = HttpSocket::bind(&at).await.expect("a free place");
+        let left = leave(&listener, Some((metrics.as_fd(), true)), Some(http.to_hand_over())).expect("left");
+        // As at the end of a program, which drops nothing.
+        std::mem::forget(http);
         // Closed as at the end of a program; its file stays.
         let elsewhere = folder.path().join("elsewhere");
         std::fs::rename(&path, &elsewhere).expect("renamed");
@@ -190,7 +230,10 @@ mod tests {
         // Who comes meanwhile waits.
         let early = std::os::unix::net::UnixStream::connect(&path).expect("somebody listens");
 
-        let Inherited { clients, metrics } = Inherited::take(&left).expect("it is there");
+        let Inherited { clients, metrics, http } = Inherited::take(&left).expect("it is there");
+        assert!(HttpSocket::bind(&at).await.is_err(), "its lock is held");
+        let http = HttpSocket::inherit(http.expect("it was left")).expect("it is this process's");
+        assert!(http.is_at(&at));
         let metrics = metrics.expect("it was left");
         assert!(metrics.is_lent);
         assert_eq!(metrics.socket.local_addr().expect("it has one"), address);

@@ -5,7 +5,7 @@
 //! - Goes out: a refusal, and nothing has changed; or the program, once it has said itself that it would start with that command line
 //!   ([`Successor`]). From then on nobody is accepted any more, and whoever connects waits for it.
 //! - In the end, when all sessions have ended and the engines are gone, [`replace`] puts the program there, which takes the socket,
-//!   its lock and the one for metrics out of a message ([`Inherited`]).
+//!   its lock and those for metrics and for HTTP requests out of a message ([`Inherited`]).
 //! - Must not happen: a daemon that ends for a program that cannot start; a moment in which nobody has the socket or its lock; a
 //!   descriptor or a child of the old program that the new one does not know of; a signal that is lost in between.
 

@@ -16,6 +16,7 @@ use rustix::process::{WaitOptions, wait};
 use super::Successor;
 use super::handover::{NAME, leave};
 use super::signals::let_signals_through;
+use crate::http::LeftHttp;
 use crate::ipc::Listener;
 
 /// How long children that were ended have to be gone.
@@ -31,8 +32,9 @@ pub(crate) fn replace(
     successor: &Successor,
     listener: &Listener,
     metrics: Option<(BorrowedFd<'_>, bool)>,
+    http: Option<LeftHttp<'_>>,
 ) -> io::Error {
-    let Err(error) = put(successor, listener, metrics);
+    let Err(error) = put(successor, listener, metrics, http);
     // Nothing comes after this one.
     let_signals_through();
     error
@@ -42,8 +44,9 @@ fn put(
     successor: &Successor,
     listener: &Listener,
     metrics: Option<(BorrowedFd<'_>, bool)>,
+    http: Option<LeftHttp<'_>>,
 ) -> io::Result<Infallible> {
-    let left = leave(listener, metrics)?;
+    let left = leave(listener, metrics, http)?;
     fcntl_setfd(&left, FdFlags::empty())?;
     let program = text(successor.program().as_os_str())?;
     let arguments = successor.arguments().iter().map(|argument| text(argument));

@@ -48,12 +48,14 @@ fn run() -> Result {
 }
 
 fn serve(request: Request) -> Result<(), Refusal> {
-    let model = Model::open_default()?;
+    // Opening a model may load it.
+    let model = Model::open_default;
     match request {
-        Request::Chat(chat) => answer::chat(&model, &chat),
-        Request::Complete(complete) => complete::complete(&model, &complete),
-        Request::Embed(embed) => embed::embed(&model, &embed),
-        Request::Count(chat) => prompt::count(&model, &chat),
+        Request::Chat(chat) => answer::chat(&model()?, &chat),
+        Request::Complete(complete) => complete::complete(&model()?, &complete),
+        Request::Embed(embed) => embed::embed(&model()?, &embed),
+        Request::Count(chat) => prompt::count(&model()?, &chat),
+        // It is about what is on disk alone.
         Request::Forget(name) => prompt::forget(&name),
     }
 }

@@ -84,10 +84,12 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
 /// A guest that takes arguments has the last message of the user as the last of them, as `trellis run NAME ARGS PROMPT` has.
 fn with_question(policy: Policy, chat: &mut Chat) -> Policy {
     match policy {
-        Policy::Text(name, mut args) => {
+        Policy::Text(name, args) => {
             let last = chat.messages.iter().rfind(|message| message.role == "user");
-            args.extend(last.map(|message| message.content.clone()));
-            Policy::Text(name, args)
+            match last {
+                Some(message) => Policy::Text(name, settings::with_text(args, &message.content)),
+                None => Policy::Text(name, args),
+            }
         }
         policy => policy,
     }
@@ -308,7 +310,7 @@ mod tests {
     fn a_guest_with_arguments_gets_the_question_as_the_last() {
         let (asked, _) =
             asked(json!({ "trellis": { "guest": "best-of-n", "args": ["--n", "4"] } })).expect("a guest");
-        let args = ["--n", "4", "Hello"].map(str::to_owned).to_vec();
+        let args = ["--n", "4", "--", "Hello"].map(str::to_owned).to_vec();
         assert_eq!(asked.policy, Policy::Text("best-of-n".to_owned(), args));
     }
 

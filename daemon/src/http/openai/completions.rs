@@ -83,9 +83,8 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
 /// A guest that takes arguments has the prompt as the last of them.
 fn with_prompt(policy: Policy, prompts: &[Prompt]) -> Result<Policy, Failure> {
     match (policy, prompts) {
-        (Policy::Text(name, mut args), [Prompt::Text(text)]) => {
-            args.push(text.clone());
-            Ok(Policy::Text(name, args))
+        (Policy::Text(name, args), [Prompt::Text(text)]) => {
+            Ok(Policy::Text(name, settings::with_text(args, text)))
         }
         (Policy::Text(..), _) => {
             Err(Failure::unsupported("prompt", "a guest that trellis.args are for takes one text"))
@@ -225,6 +224,20 @@ mod tests {
         for value in [json!([]), json!(7), json!([1, "a"])] {
             let error = prompts(&mut fields(json!({ "prompt": value })), "prompt").expect_err("none");
             assert_eq!(error.param.as_deref(), Some("prompt"));
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_no_option_of_a_guest_with_arguments() {
+        for (args, expected) in [
+            (json!(["--n", "4"]), vec!["--n", "4", "--", "--n=9"]),
+            (json!(["--", "Say:"]), vec!["--", "Say:", "--n=9"]),
+        ] {
+            let guest = json!({ "guest": "best-of-n", "args": args });
+            let body = json!({ "model": "tiny", "prompt": "--n=9", "trellis": guest });
+            let (asked, _) = read(fields(body)).expect("in order");
+            let expected = expected.into_iter().map(str::to_owned).collect();
+            assert_eq!(asked.policy, Policy::Text("best-of-n".to_owned(), expected));
         }
     }
 

@@ -118,6 +118,16 @@ pub(super) fn thinking(fields: &mut Fields, effort: (&str, Option<String>)) -> R
     Ok(budget.or(of_effort.transpose()?).filter(|&budget| budget > 0))
 }
 
+/// Arguments with a text as the last of them. It is never an option of the guest, however it begins.
+pub(super) fn with_text(mut args: Vec<String>, text: &str) -> Vec<String> {
+    const OPTIONS_END: &str = "--";
+    if !args.iter().any(|arg| arg == OPTIONS_END) {
+        args.push(OPTIONS_END.to_owned());
+    }
+    args.push(text.to_owned());
+    args
+}
+
 /// Which guest decodes: `trellis` with its name, and `args` for one that is started as by `trellis run`.
 pub(in crate::http) fn policy(fields: &mut Fields) -> Result<Policy, Failure> {
     let Some(mut named) = fields.object("trellis")? else { return Ok(Policy::Own) };

@@ -77,7 +77,7 @@ fn joined(body: &str) -> String {
     all
 }
 
-trait Connection: Read + Write {}
+pub(super) trait Connection: Read + Write {}
 
 impl<T: Read + Write> Connection for T {}
 
@@ -132,7 +132,23 @@ impl Fronted {
         std::fs::read_to_string(path).expect("it is made").trim().to_owned()
     }
 
-    fn connect(&self) -> Box<dyn Connection> {
+    /// The header by which its user asks; none on a Unix socket.
+    pub(super) fn token_header(&self) -> String {
+        match &self.place {
+            Place::Unix(_) => String::new(),
+            Place::Port(_) => format!("Authorization: Bearer {}\r\n", self.token()),
+        }
+    }
+
+    /// The path of its socket, or its address.
+    pub(super) fn place(&self) -> &str {
+        match &self.place {
+            Place::Unix(path) => path.to_str().expect("UTF-8"),
+            Place::Port(address) => address,
+        }
+    }
+
+    pub(super) fn connect(&self) -> Box<dyn Connection> {
         match &self.place {
             Place::Unix(path) => Box::new(UnixStream::connect(path).expect("it listens")),
             Place::Port(address) => Box::new(TcpStream::connect(address).expect("it listens")),

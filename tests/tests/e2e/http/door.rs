@@ -1,6 +1,6 @@
 //! Who is let in, and what becomes of a guest whose client goes away.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -44,11 +44,39 @@ fn a_client_that_goes_away_ends_its_guest() {
     stream.read_exact(&mut begun).expect("it answers");
     assert!(begun.starts_with(b"HTTP/1.1 200"), "{begun:?}");
     drop(stream);
+    ends_unfinished(&front);
+}
+
+#[test]
+fn a_client_that_goes_away_with_more_on_the_way_ends_its_guest() {
+    for front in [Fronted::on_socket(), Fronted::on_port()] {
+        let asked = with(question("Tell me a long story."), json!({ "temperature": 1, "max_tokens": 900 }));
+        let (asked, token) = (asked.to_string(), front.token_header());
+        let mut stream = front.connect();
+        let n_bytes = asked.len();
+        // Nobody reads the last byte before the answer is over.
+        write!(
+            stream,
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{token}Content-Length: {n_bytes}\r\n\r\n{asked}G"
+        )
+        .expect("it reads");
+        until("it has a guest", || !guests(&front).is_empty());
+        drop(stream);
+        ends_unfinished(&front);
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
-    while !guests(&front).is_empty() {
-        assert!(since.elapsed() < PATIENCE, "its guest goes on");
+    while !holds() {
+        assert!(since.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// That the guest ends, and has not said all that was asked of it.
+fn ends_unfinished(front: &Fronted) {
+    until("its guest ends", || guests(front).is_empty());
     let metrics = output(&mut front.served.trellis(&["metrics"]));
     let metrics = String::from_utf8(metrics.stdout).expect("it is text");
     let finished =

@@ -5,6 +5,7 @@ mod client;
 mod door;
 pub(crate) mod guest;
 mod responses;
+mod upgrades;
 
 use serde_json::{Value, json};
 
