@@ -21,6 +21,9 @@ use crate::session::{Actor, Quota};
 /// Those who are in the group of the socket may come, as to the daemon's own.
 const SOCKET_MODE: u32 = 0o660;
 
+/// The places of a loopback address, in those of a user: nobody is known there before its first request.
+const USERS_OF_ALL: usize = 4;
+
 /// How long to wait where the process has no descriptor for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -178,7 +181,10 @@ type Place = Box<dyn Send>;
 
 impl Places {
     fn new(n: usize) -> Self {
-        Self { of_users: Quota::new(n), of_all: Arc::new(Semaphore::new(n)) }
+        Self {
+            of_users: Quota::new(n),
+            of_all: Arc::new(Semaphore::new(n.saturating_mul(USERS_OF_ALL).min(Semaphore::MAX_PERMITS))),
+        }
     }
 
     fn take(&self, stream: &Stream) -> Option<Place> {

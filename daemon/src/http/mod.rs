@@ -17,9 +17,11 @@ mod front;
 mod listen;
 mod openai;
 mod run;
+mod share;
 mod sse;
 mod tokens;
 mod whole;
+mod write_timeout;
 
 pub(crate) use front::Front;
 pub(crate) use listen::HttpSocket;
