@@ -169,9 +169,20 @@ impl Accounts {
         session: SessionId,
         class: impl Into<Found>,
     ) -> Arc<Account> {
-        let (class, n_replaced) = (class.into(), self.classes.get().1);
         let mut open = self.open();
-        let Open { users, sessions } = &mut *open;
+        let account = self.account_in(&mut open, actor, class.into());
+        open.sessions.insert(session, account.clone());
+        account
+    }
+
+    /// An account as that of a session of a user, for what is held beside its sessions: it is over when nobody has it any more.
+    pub(crate) fn beside_sessions(&self, actor: ActorId, class: impl Into<Found>) -> Arc<Account> {
+        self.account_in(&mut self.open(), actor, class.into())
+    }
+
+    fn account_in(&self, open: &mut Open, actor: ActorId, class: Found) -> Arc<Account> {
+        let n_replaced = self.classes.get().1;
+        let users = &mut open.users;
         users.retain(|other, user| *other != actor || !user.is_over(n_replaced));
         let user = users.entry(actor).or_insert_with(|| {
             let (daemon, priority) = (Some(self.daemon.clone()), class.class.priority());
@@ -184,9 +195,7 @@ impl Accounts {
         if self.is_session_as_user {
             budget.host_bytes = user.account.limit(Resource::HostBytes);
         }
-        let account = Account::new("session", budget, Some(user.account.clone()));
-        sessions.insert(session, account.clone());
-        account
+        Account::new("session", budget, Some(user.account.clone()))
     }
 
     /// The account of a session, unless the session has ended.
@@ -225,6 +234,17 @@ mod tests {
         accounts.end_session(session);
         assert!(accounts.session(session).is_none());
         assert!(accounts.open.lock().expect("nothing panicked").sessions.is_empty());
+    }
+
+    #[test]
+    fn what_is_held_beside_sessions_is_its_users() {
+        let accounts = Accounts::new(&Budgets::default(), 1 << 30);
+        let beside = accounts.beside_sessions(ActorId(7), Class::default());
+        beside.charge(Resource::HostBytes, 5).expect("within all budgets");
+        assert_eq!(accounts.used_by(ActorId(7), Resource::HostBytes), 5);
+        assert!(accounts.open().sessions.is_empty());
+        beside.release(Resource::HostBytes, 5);
+        assert_eq!(accounts.used(Resource::HostBytes), 0);
     }
 
     #[test]

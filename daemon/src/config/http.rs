@@ -24,18 +24,27 @@ pub struct HttpSettings {
     /// the daemon. When absent there is one token, of the daemon's own user, in the file `http-token` of `state_dir`, which the daemon
     /// makes.
     pub tokens_dir: Option<PathBuf>,
-    /// Bytes of the body of one request.
+    /// Bytes of the body of one request. What becomes of them is on the account of its user, `host_bytes`, until the answer is read.
     pub body_bytes: usize,
-    /// Connections at a time: of each user on a Unix socket, of all together on a loopback address; among those that the
+    /// Connections of each user at a time. On a loopback address all have four times as many together. All are among those that the
     /// daemon has descriptors for. Those beyond are closed.
     pub n_connections: usize,
     /// Time that a client may take to send the head of a request, and again to send its body.
     pub read_ms: u64,
+    /// Time in which a client has to take some of its answer when there is more of it to send.
+    pub write_ms: u64,
 }
 
 impl Default for HttpSettings {
     fn default() -> Self {
-        Self { listen: None, tokens_dir: None, body_bytes: 4 << 20, n_connections: 256, read_ms: 30_000 }
+        Self {
+            listen: None,
+            tokens_dir: None,
+            body_bytes: 1 << 20,
+            n_connections: 64,
+            read_ms: 30_000,
+            write_ms: 30_000,
+        }
     }
 }
 
@@ -96,7 +105,11 @@ impl From<HttpListen> for String {
 
 /// Refuses numbers with which nobody would be answered.
 pub(super) fn check(http: &HttpSettings) -> Result<(), ConfigError> {
-    let least = [("http.n_connections", http.n_connections as u64), ("http.read_ms", http.read_ms)];
+    let least = [
+        ("http.n_connections", http.n_connections as u64),
+        ("http.read_ms", http.read_ms),
+        ("http.write_ms", http.write_ms),
+    ];
     match least.into_iter().find(|(_, value)| *value == 0) {
         Some((field, _)) => {
             Err(ConfigError::OutOfRange { field, value: 0.0, expected: "at least 1".to_owned() })
@@ -128,5 +141,6 @@ mod tests {
         let error = check(&HttpSettings { n_connections: 0, ..HttpSettings::default() }).expect_err("nobody");
         assert_eq!(error.to_string(), "http.n_connections is 0, expected at least 1");
         assert!(check(&HttpSettings { read_ms: 0, ..HttpSettings::default() }).is_err());
+        assert!(check(&HttpSettings { write_ms: 0, ..HttpSettings::default() }).is_err());
     }
 }

@@ -65,7 +65,7 @@ impl Failure {
     }
 
     /// What the daemon says.
-    fn of_body(body: &ErrorBody) -> Self {
+    pub(super) fn of_body(body: &ErrorBody) -> Self {
         let status = match &body.code {
             ErrorCode::InvalidArgument => StatusCode::BAD_REQUEST,
             ErrorCode::UnknownModel | ErrorCode::UnknownProgram => StatusCode::NOT_FOUND,

@@ -54,8 +54,8 @@ impl Fields {
     }
 
     /// What a field says, which is left where it is.
-    pub(super) fn look(&self, name: &str) -> Option<Value> {
-        self.map.get(name).filter(|value| !value.is_null()).cloned()
+    pub(super) fn look(&self, name: &str) -> Option<&Value> {
+        self.map.get(name).filter(|value| !value.is_null())
     }
 
     /// A field that has to be there.

@@ -3,15 +3,16 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::http::header::AUTHORIZATION;
+use axum::body::Body;
+use axum::http::header::{AUTHORIZATION, CONNECTION};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use http_body_util::BodyExt as _;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -24,14 +25,18 @@ use trellis_client::Client;
 
 use super::connection::Connection;
 use super::failure::Failure;
+use super::fields::Fields;
 use super::places::Places;
+use super::share::{self, Share};
 use super::tokens::{Tokens, random_hex};
+use super::write_timeout::WriteTimeout;
 use super::{anthropic, openai};
 use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
 use crate::ipc::HandOver;
 use crate::service::HostService;
-use crate::session::{Actor, Sessions};
+use crate::session::{Actor, Quota, QuotaPermit, Sessions};
+use crate::user_places::UserPlaces;
 
 /// Bytes under way between a request and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
@@ -54,6 +59,11 @@ pub(super) struct Ends {
 /// What answers requests.
 pub(crate) struct Front {
     sessions: Arc<Sessions<HostService>>,
+    service: Arc<HostService>,
+    /// Of users, for work on what is large.
+    large_work: UserPlaces,
+    /// Connections of those who came with tokens.
+    with_tokens: Arc<Quota>,
     shutdown: CancellationToken,
     hand_over: Arc<HandOver>,
     settings: HttpSettings,
@@ -88,6 +98,9 @@ impl Front {
         }
         Ok(Arc::new(Self {
             sessions: daemon.sessions().clone(),
+            service: daemon.service().clone(),
+            large_work: share::places(),
+            with_tokens: Quota::new(config.http.n_connections),
             shutdown: daemon.shutdown().clone(),
             hand_over: daemon.upgrade().hand_over().clone(),
             settings: config.http.clone(),
@@ -157,32 +170,50 @@ impl Front {
         Ok(Client::over(near).await?)
     }
 
-    /// The body of a request.
-    pub(super) async fn body(&self, body: Body) -> Result<Bytes, Failure> {
+    /// What a request of this user takes of the daemon: nothing yet.
+    pub(super) async fn share(&self, actor: Actor) -> Share {
+        Share::new(&self.service.account_beside_sessions(actor).await, actor, &self.large_work)
+    }
+
+    /// Reads the body of a request as `read` does. What it comes to is on its user's account.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        actor: Actor,
+        body: Body,
+        read: impl FnOnce(Fields) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<(T, Share), Failure> {
+        let mut share = self.share(actor).await;
+        let bytes = self.body(body, &mut share).await?;
+        share.set(share::bytes_of_json(&bytes))?;
+        let read = share.work(move || read(Fields::of_body(&bytes)?)).await?;
+        Ok((read, share))
+    }
+
+    async fn body(&self, mut body: Body, share: &mut Share) -> Result<Vec<u8>, Failure> {
         let limit = self.settings.body_bytes;
-        let read = tokio::time::timeout(self.read_time(), axum::body::to_bytes(body, limit)).await;
-        match read {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(error)) => {
-                use std::error::Error as _;
-                let is_too_long =
-                    error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
-                Err(if is_too_long {
+        let all = async {
+            let mut bytes = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| {
+                    let message = format!("the body cannot be read: {error}");
+                    Failure::new(StatusCode::BAD_REQUEST, "invalid_body", message)
+                })?;
+                let Ok(data) = frame.into_data() else { continue };
+                let n_bytes = bytes.len() + data.len();
+                if n_bytes > limit {
                     let message = format!("the body has more than the limit of {limit} bytes");
-                    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
-                } else {
-                    Failure::new(
-                        StatusCode::BAD_REQUEST,
-                        "invalid_body",
-                        format!("the body cannot be read: {error}"),
-                    )
-                })
+                    return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
+                }
+                // A list that grows may come to twice what is in it.
+                share.set(2 * n_bytes as u64)?;
+                bytes.extend_from_slice(&data);
             }
-            Err(_) => {
-                let message = format!("the body has not come within {:?}", self.read_time());
-                Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", message))
-            }
-        }
+            Ok(bytes)
+        };
+        tokio::time::timeout(self.read_time(), all).await.unwrap_or_else(|_| {
+            let message = format!("the body has not come within {:?}", self.read_time());
+            Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", message))
+        })
     }
 
     /// Answers the requests of a connection; once the daemon is about to end, those alone that are under way.
@@ -193,11 +224,16 @@ impl Front {
         router: Router,
         ends: Ends,
     ) {
+        let stream = WriteTimeout::new(client.clone(), Duration::from_millis(self.settings.write_ms));
+        let place = Arc::new(Mutex::default());
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
-            let (front, router) = (self.clone(), router.clone());
+            let (front, router, place) = (self.clone(), router.clone(), place.clone());
             async move {
-                let mut response = match front.admit(peer, request.headers()).await {
+                let admitted = front.admit(peer, request.headers()).await;
+                let admitted = admitted.and_then(|actor| front.with_place(&place, actor));
+                let is_refused = admitted.is_err();
+                let mut response = match admitted {
                     Ok(actor) => {
                         request.extensions_mut().insert(actor);
                         match router.call(request).await {
@@ -210,6 +246,10 @@ impl Front {
                     }
                     Err(failure) => openai::Refused::from(failure).into_response(),
                 };
+                if is_refused {
+                    // Its place is for others.
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 if let Ok(id) = HeaderValue::from_str(&format!("req_{}", random_hex::<12>())) {
                     response.headers_mut().insert(REQUEST_ID, id);
                 }
@@ -218,7 +258,7 @@ impl Front {
         });
         let mut server = http1::Builder::new();
         server.timer(TokioTimer::new()).header_read_timeout(self.read_time()).max_buf_size(BUFFER_BYTES);
-        let mut connection = pin!(server.serve_connection(TokioIo::new(client.clone()), service));
+        let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
         let mut gone = pin!(client.ends());
         tokio::select! {
             // What can be answered at once is, also to a client that says no more.
@@ -235,6 +275,24 @@ impl Front {
             () = gone => {}
             () = ends.are_over.cancelled() => {}
         }
+    }
+
+    /// An actor whose connection has one of its user's places, from the first request on that has the user's token. Where the kernel
+    /// says who asks, it has had one since it came.
+    fn with_place(&self, place: &Mutex<Option<(u32, QuotaPermit)>>, actor: Actor) -> Result<Actor, Failure> {
+        if self.tokens.is_none() {
+            return Ok(actor);
+        }
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.as_ref().is_none_or(|(uid, _)| *uid != actor.uid) {
+            let permit = self.with_tokens.take(actor).ok_or_else(|| {
+                let message =
+                    format!("this user has {} connections, which is the limit", self.settings.n_connections);
+                Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_connections", message)
+            })?;
+            *place = Some((actor.uid, permit));
+        }
+        Ok(actor)
     }
 
     /// Whose a request is.

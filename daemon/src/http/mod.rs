@@ -19,9 +19,11 @@ mod listen;
 mod openai;
 mod places;
 mod run;
+mod share;
 mod sse;
 mod tokens;
 mod whole;
+mod write_timeout;
 
 pub(crate) use front::Front;
 pub(crate) use listen::{HandedHttp, HttpSocket, LeftHttp};

@@ -11,6 +11,9 @@ use crate::session::{Actor, Quota};
 /// more beside those of the daemon's own socket.
 const UNKNOWN: Actor = Actor { uid: u32::MAX, gid: u32::MAX };
 
+/// The places of a loopback address, in those of a user: nobody is known there before its first request.
+const USERS_OF_ALL: usize = 4;
+
 /// The places of the front.
 #[derive(Debug)]
 pub(super) struct Places {
@@ -29,9 +32,9 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// So many for each user, and for all together whom nobody knows; all among those of the daemon.
+    /// So many for each user, and [`USERS_OF_ALL`] times as many for all together whom nobody knows; all among those of the daemon.
     pub(super) fn new(n: usize, of_daemon: Arc<ipc::Places>) -> Self {
-        let of_unknown = Arc::new(Semaphore::new(n.min(Semaphore::MAX_PERMITS)));
+        let of_unknown = Arc::new(Semaphore::new(n.saturating_mul(USERS_OF_ALL).min(Semaphore::MAX_PERMITS)));
         Self { of_users: Quota::new(n), of_unknown, of_daemon }
     }
 
@@ -70,9 +73,9 @@ mod tests {
     #[test]
     fn each_user_has_what_the_settings_say_and_all_whom_nobody_knows_together() {
         let places = Places::new(2, Arc::new(ipc::Places::new(100)));
-        for peer in [user(1), user(2), None] {
+        for (peer, n) in [(user(1), 2), (user(2), 2), (None, 2 * USERS_OF_ALL)] {
             let taken: Vec<_> = (0..9).filter_map(|_| places.take(peer)).collect();
-            assert_eq!(taken.len(), 2, "{peer:?}");
+            assert_eq!(taken.len(), n, "{peer:?}");
             drop(taken);
             assert!(places.take(peer).is_some());
         }

@@ -9,6 +9,7 @@ use super::GUEST;
 use super::exchange::{Reason, Refusal, RefusalKind, Reply, Request, Usage};
 use super::failure::Failure;
 use super::front::Front;
+use super::share::Share;
 use crate::session::Actor;
 
 /// How long a guest may take to end that has said all.
@@ -39,6 +40,8 @@ pub(super) enum Policy {
 
 /// A guest that answers a request. Dropping it ends the guest.
 pub(super) struct Run {
+    /// What it takes of the daemon beside its guest.
+    pub(super) share: Share,
     // The session lives as long as this.
     _client: Client,
     guest: Guest,
@@ -59,7 +62,12 @@ enum State {
 
 impl Run {
     /// Starts the guest, and gives it the request.
-    pub(super) async fn start(front: &Arc<Front>, actor: Actor, asked: Asked) -> Result<Self, Failure> {
+    pub(super) async fn start(
+        front: &Arc<Front>,
+        actor: Actor,
+        asked: Asked,
+        share: Share,
+    ) -> Result<Self, Failure> {
         let client = front.connect(actor).await?;
         let (name, arguments) = match &asked.policy {
             Policy::Own => (GUEST, Vec::new()),
@@ -74,7 +82,8 @@ impl Run {
             ..StartOptions::default()
         };
         let guest = client.start(Program::named(name), options).await?;
-        let text = serde_json::to_string(&asked.request).expect("requests serialise");
+        let request = asked.request;
+        let text = share.work(move || serde_json::to_string(&request).expect("requests serialise")).await;
         for piece in pieces(&text, front.message_bytes()) {
             // Why it takes no more is its last event.
             if guest.send(piece).await.is_err() {
@@ -84,7 +93,7 @@ impl Run {
         let _ = guest.end_messages().await;
         let (state, next) = (State::Running, Vec::new());
         let (policy, name_of, model) = (asked.policy, asked.name_of, asked.model.unwrap_or_default());
-        Ok(Self { _client: client, guest, policy, model, state, name_of, next })
+        Ok(Self { share, _client: client, guest, policy, model, state, name_of, next })
     }
 
     /// Waits until the guest has found the request to be in order: the model, and the tokens of the prompt where they are known.

@@ -11,6 +11,7 @@ use futures_util::stream;
 use super::exchange::Reply;
 use super::failure::Failure;
 use super::run::Run;
+use super::whole;
 
 /// One event, as an API has it.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,6 +35,9 @@ impl Frame {
 
 /// Makes an API's events of what a guest replies.
 pub(super) trait Events: Send + 'static {
+    /// How many times what a reply takes in an answer as a whole is kept of it up to the last event.
+    const N_KEPT: u64 = 0;
+
     /// Those that come first.
     fn begin(&mut self, model: &str, prompt_tokens: u32) -> Vec<Frame>;
 
@@ -48,6 +52,7 @@ struct Streamed<E> {
     run: Run,
     events: E,
     ready: VecDeque<Frame>,
+    is_over: bool,
 }
 
 impl<E: Events> Streamed<E> {
@@ -56,9 +61,19 @@ impl<E: Events> Streamed<E> {
             if let Some(frame) = self.ready.pop_front() {
                 return Some((Ok(frame.bytes()), self));
             }
-            let frames = match self.run.next().await? {
+            if self.is_over {
+                return None;
+            }
+            let paid = match self.run.next().await? {
+                Ok(reply) => self.run.share.add(E::N_KEPT * whole::n_bytes(&reply)).map(|()| reply),
+                Err(failure) => Err(failure),
+            };
+            let frames = match paid {
                 Ok(reply) => self.events.take(reply),
-                Err(failure) => self.events.fail(&failure),
+                Err(failure) => {
+                    self.is_over = true;
+                    self.events.fail(&failure)
+                }
             };
             self.ready.extend(frames);
         }
@@ -69,7 +84,7 @@ impl<E: Events> Streamed<E> {
 pub(super) async fn answer(mut run: Run, mut events: impl Events) -> Result<Response, Failure> {
     let (model, prompt_tokens) = run.begun().await?;
     let ready = events.begin(&model, prompt_tokens).into();
-    let body = stream::unfold(Streamed { run, events, ready }, Streamed::next);
+    let body = stream::unfold(Streamed { run, events, ready, is_over: false }, Streamed::next);
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(body)).into_response())
 }

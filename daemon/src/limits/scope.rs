@@ -100,7 +100,7 @@ impl Scope {
     /// Whose the fields of [`HttpSettings`](crate::config::HttpSettings) are.
     pub(super) fn of_http(field: &str) -> Option<Self> {
         match field {
-            "body_bytes" | "read_ms" => Some(Self::Session),
+            "body_bytes" | "read_ms" | "write_ms" => Some(Self::Session),
             "n_connections" => Some(Self::User),
             _ => None,
         }

@@ -11,6 +11,7 @@
 //! - Must not happen: a call that is answered before `crate::permissions` was asked whether its actor may make it; a path on the disk of
 //!   the machine that leaves it to another actor than the operator; a wait for the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
 
+mod beside;
 mod catalog;
 mod components;
 mod errors;

@@ -11,6 +11,9 @@ use crate::http::openai::settings;
 /// The most tokens that any number of a request may say.
 const N_TOKENS: (u32, u32) = (1, u32::MAX);
 
+/// Stop texts of one request: each is looked for in every answer, at every token.
+const N_STOPS_MAX: usize = 64;
+
 /// A conversation to be answered. What is left in the body is not known here, and is for the caller to look at.
 ///
 /// # Errors
@@ -56,6 +59,10 @@ fn settings(body: &mut Fields) -> Result<Settings, Failure> {
         return Err(Failure::invalid("max_tokens", "max_tokens is missing"));
     };
     let stop = body.take::<Vec<String>>("stop_sequences")?.unwrap_or_default();
+    if stop.len() > N_STOPS_MAX {
+        let message = format!("stop_sequences has {} texts, expected at most {N_STOPS_MAX}", stop.len());
+        return Err(Failure::invalid("stop_sequences", message));
+    }
     if stop.iter().any(String::is_empty) {
         return Err(Failure::invalid("stop_sequences", "stop_sequences: an empty text stops nothing"));
     }
@@ -189,6 +196,7 @@ mod tests {
             ("max_tokens", json!(0), "max_tokens"),
             ("top_k", json!(-1), "top_k"),
             ("stop_sequences", json!([""]), "stop_sequences"),
+            ("stop_sequences", json!(vec!["x"; 65]), "stop_sequences"),
             ("thinking", json!({"type": "adaptive"}), "thinking.type"),
             ("thinking", json!({"type": "enabled"}), "thinking.budget_tokens"),
             ("thinking", json!({"type": "enabled", "budget_tokens": 8}), "thinking.budget_tokens"),

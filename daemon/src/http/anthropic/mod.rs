@@ -47,15 +47,19 @@ pub(super) async fn answer(
     body: Body,
 ) -> Result<Response, Refused> {
     check_version(&headers)?;
-    let mut body = Fields::of_body(&front.body(body).await?)?;
-    let chat = asked::question(&mut body)?;
-    let answer = shape::Answer::new(chat.settings.max_tokens.unwrap_or(u32::MAX));
-    let is_stream = body.take::<bool>("stream")?.unwrap_or(false);
-    let run = start(&front, actor, body, Request::Chat(chat)).await?;
-    let response = match is_stream {
-        true => sse::answer(run, events::MessageEvents::of(answer)).await?,
-        false => json_response(&answer.whole(&Whole::of(run).await?)?),
+    let read = |mut body: Fields| {
+        let chat = asked::question(&mut body)?;
+        let answer = shape::Answer::new(chat.settings.max_tokens.unwrap_or(u32::MAX));
+        let is_stream = body.take::<bool>("stream")?.unwrap_or(false);
+        Ok((asked(body, Request::Chat(chat))?, answer, is_stream))
     };
+    let ((asked, answer, is_stream), share) = front.read(actor, body, read).await?;
+    let run = Run::start(&front, actor, asked, share).await?;
+    if is_stream {
+        return Ok(with_id(sse::answer(run, events::MessageEvents::of(answer)).await?));
+    }
+    let (whole, share) = Whole::of(run, 1).await?;
+    let response = share.try_answer(move || Ok(answer.whole(&whole)?.to_string())).await?;
     Ok(with_id(response))
 }
 
@@ -67,15 +71,17 @@ pub(super) async fn count(
     body: Body,
 ) -> Result<Response, Refused> {
     check_version(&headers)?;
-    let mut body = Fields::of_body(&front.body(body).await?)?;
-    let chat = asked::conversation(&mut body)?;
-    let run = start(&front, actor, body, Request::Count(chat)).await?;
-    let counted = Whole::of(run).await?;
+    let read = |mut body: Fields| {
+        let chat = asked::conversation(&mut body)?;
+        asked(body, Request::Count(chat))
+    };
+    let (asked, share) = front.read(actor, body, read).await?;
+    let (counted, _) = Whole::of(Run::start(&front, actor, asked, share).await?, 1).await?;
     Ok(with_id(json_response(&json!({ "input_tokens": counted.usage.prompt_tokens }))))
 }
 
-/// Starts the guest of a request; nothing may be left in its body.
-async fn start(front: &Arc<Front>, actor: Actor, mut body: Fields, request: Request) -> Result<Run, Failure> {
+/// What a request runs; nothing may be left in its body.
+fn asked(mut body: Fields, request: Request) -> Result<Asked, Failure> {
     let model = body.need("model")?;
     let (seed, policy) = (settings::seed(&mut body)?, settings::policy(&mut body)?);
     if matches!(policy, Policy::Text(..)) {
@@ -83,8 +89,7 @@ async fn start(front: &Arc<Front>, actor: Actor, mut body: Fields, request: Requ
         return Err(Failure::unsupported("trellis.args", why));
     }
     body.finish()?;
-    let asked = Asked { model: Some(model), seed, policy, request, name_of };
-    Run::start(front, actor, asked).await
+    Ok(Asked { model: Some(model), seed, policy, request, name_of })
 }
 
 /// What this API calls a part of the guest's request.

@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::exchange::{Chat, Format, Reply, Request, ToolChoice, Usage};
@@ -18,7 +19,7 @@ use super::super::whole::{Choice, Whole};
 use super::errors::{self, Refused};
 use super::settings::{self, N_TOP_MAX};
 use super::stream::{self, Streaming};
-use super::{answer_json, content, fingerprint, finish_reason, logprobs, new_id, now, tools, usage};
+use super::{Completed, content, fingerprint, finish_reason, logprobs, new_id, now, to_json, tools};
 use crate::session::Actor;
 
 /// Answers a conversation.
@@ -27,11 +28,13 @@ pub(in crate::http) async fn answer(
     Extension(actor): Extension<Actor>,
     body: Body,
 ) -> Result<Response, Refused> {
-    let body = front.body(body).await?;
-    let (asked, form) = read(Fields::of_body(&body)?)?;
-    let run = Run::start(&front, actor, asked).await?;
+    let ((asked, form), share) = front.read(actor, body, read).await?;
+    let run = Run::start(&front, actor, asked, share).await?;
     Ok(match form.streaming {
-        Streaming::No => answer_json(&whole(&Whole::of(run).await?, form)),
+        Streaming::No => {
+            let (all, share) = Whole::of(run, 1).await?;
+            share.answer(move || whole(&all, form)).await
+        }
         _ => sse::answer(run, Chunks::new(form)).await?,
     })
 }
@@ -118,25 +121,23 @@ fn name_of(part: &str) -> String {
     .to_owned()
 }
 
+#[derive(Serialize)]
+struct CompletedChoice<'a> {
+    index: usize,
+    message: Value,
+    logprobs: Option<logprobs::OfChat<'a>>,
+    finish_reason: Option<&'static str>,
+}
+
 /// An answer as a whole.
-fn whole(whole: &Whole, form: Form) -> Value {
-    let choices = whole.choices.iter().enumerate().map(|(idx, choice)| {
-        json!({
-            "index": idx,
-            "message": message(choice),
-            "logprobs": form.has_logprobs.then(|| logprobs::of_chat(&choice.tokens)),
-            "finish_reason": choice.reason.map(finish_reason),
-        })
+fn whole(whole: &Whole, form: Form) -> String {
+    let choices = whole.choices.iter().enumerate().map(|(index, choice)| CompletedChoice {
+        index,
+        message: message(choice),
+        logprobs: form.has_logprobs.then(|| logprobs::of_chat(&choice.tokens)),
+        finish_reason: choice.reason.map(finish_reason),
     });
-    json!({
-        "id": new_id("chatcmpl-"),
-        "object": "chat.completion",
-        "created": now(),
-        "model": whole.model,
-        "system_fingerprint": fingerprint(),
-        "choices": choices.collect::<Vec<_>>(),
-        "usage": usage(whole.usage),
-    })
+    to_json(&Completed::new("chatcmpl-", "chat.completion", whole, choices.collect()))
 }
 
 fn message(choice: &Choice) -> Value {
@@ -231,7 +232,7 @@ impl Events for Chunks {
                 self.of_choice(choice, json!({ "reasoning_content": text }), None, None)
             }
             Reply::Piece { choice, text, tokens } => {
-                let logprobs = self.form.has_logprobs.then(|| logprobs::of_chat(&tokens));
+                let logprobs = self.form.has_logprobs.then(|| json!(logprobs::of_chat(&tokens)));
                 self.of_choice(choice, json!({ "content": text }), None, logprobs)
             }
             Reply::Call { choice, name, arguments } => {

@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::exchange::{Complete, Prompt, Reply, Request, Usage};
@@ -18,7 +19,7 @@ use super::super::whole::Whole;
 use super::errors::{self, Refused};
 use super::settings::{self, N_TOP_MAX};
 use super::stream::{self, Streaming};
-use super::{answer_json, fingerprint, finish_reason, logprobs, new_id, now, usage};
+use super::{Completed, fingerprint, finish_reason, logprobs, new_id, now, to_json};
 use crate::session::Actor;
 
 /// What the API draws where it is not said how much.
@@ -33,11 +34,13 @@ pub(in crate::http) async fn answer(
     Extension(actor): Extension<Actor>,
     body: Body,
 ) -> Result<Response, Refused> {
-    let body = front.body(body).await?;
-    let (asked, form) = read(Fields::of_body(&body)?)?;
-    let run = Run::start(&front, actor, asked).await?;
+    let ((asked, form), share) = front.read(actor, body, read).await?;
+    let run = Run::start(&front, actor, asked, share).await?;
     Ok(match form.streaming {
-        Streaming::No => answer_json(&whole(&Whole::of(run).await?, form)),
+        Streaming::No => {
+            let (all, share) = Whole::of(run, 1).await?;
+            share.answer(move || whole(&all, form)).await
+        }
         _ => sse::answer(run, Chunks::new(form)).await?,
     })
 }
@@ -115,24 +118,23 @@ fn of<T: serde::de::DeserializeOwned>(value: Value, place: &str) -> Result<T, Fa
     })
 }
 
-fn whole(whole: &Whole, form: Form) -> Value {
-    let choices = whole.choices.iter().enumerate().map(|(idx, choice)| {
-        json!({
-            "text": choice.text,
-            "index": idx,
-            "logprobs": form.has_logprobs.then(|| logprobs::of_completion(&choice.tokens, 0)),
-            "finish_reason": choice.reason.map(finish_reason),
-        })
+#[derive(Serialize)]
+struct CompletedChoice<'a> {
+    text: &'a str,
+    index: usize,
+    logprobs: Option<logprobs::OfCompletion<'a>>,
+    finish_reason: Option<&'static str>,
+}
+
+/// An answer as a whole.
+fn whole(whole: &Whole, form: Form) -> String {
+    let choices = whole.choices.iter().enumerate().map(|(index, choice)| CompletedChoice {
+        text: &choice.text,
+        index,
+        logprobs: form.has_logprobs.then(|| logprobs::of_completion(&choice.tokens, 0)),
+        finish_reason: choice.reason.map(finish_reason),
     });
-    json!({
-        "id": new_id("cmpl-"),
-        "object": "text_completion",
-        "created": now(),
-        "model": whole.model,
-        "system_fingerprint": fingerprint(),
-        "choices": choices.collect::<Vec<_>>(),
-        "usage": usage(whole.usage),
-    })
+    to_json(&Completed::new("cmpl-", "text_completion", whole, choices.collect()))
 }
 
 /// An answer in chunks.

@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::exchange::Request;
@@ -14,9 +15,9 @@ use super::super::fields::Fields;
 use super::super::front::Front;
 use super::super::run::{Asked, Policy, Run};
 use super::super::whole::Whole;
-use super::answer_json;
 use super::completions::prompts;
 use super::errors::Refused;
+use super::to_json;
 use crate::session::Actor;
 
 /// Inputs of one request, which is what the API takes.
@@ -28,10 +29,9 @@ pub(in crate::http) async fn answer(
     Extension(actor): Extension<Actor>,
     body: Body,
 ) -> Result<Response, Refused> {
-    let body = front.body(body).await?;
-    let (asked, form) = read(Fields::of_body(&body)?)?;
-    let whole = Whole::of(Run::start(&front, actor, asked).await?).await?;
-    Ok(answer_json(&shown(&whole, form)))
+    let ((asked, form), share) = front.read(actor, body, read).await?;
+    let (whole, share) = Whole::of(Run::start(&front, actor, asked, share).await?, 1).await?;
+    Ok(share.answer(move || shown(&whole, form)).await)
 }
 
 /// How a vector is written.
@@ -68,26 +68,44 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
     Ok((Asked { model: Some(model), seed: None, policy: Policy::Own, request, name_of }, form))
 }
 
-fn shown(whole: &Whole, form: Form) -> Value {
-    let vector = |vector: &[f32]| match form {
-        Form::Float => json!(vector),
-        Form::Base64 => {
-            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
-            base64::encode(bytes).into()
-        }
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Embedding<'a>>,
+    model: &'a str,
+    usage: Value,
+}
+
+#[derive(Serialize)]
+struct Embedding<'a> {
+    object: &'static str,
+    index: usize,
+    embedding: Vector<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector<'a> {
+    Float(&'a [f32]),
+    Base64(String),
+}
+
+fn shown(whole: &Whole, form: Form) -> String {
+    let vector = |vector: &'_ [f32]| {
+        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        base64::encode(bytes)
     };
-    let data = whole
-        .vectors
-        .iter()
-        .enumerate()
-        .map(|(idx, one)| json!({ "object": "embedding", "index": idx, "embedding": vector(one) }));
+    let data = whole.vectors.iter().enumerate().map(|(index, one)| Embedding {
+        object: "embedding",
+        index,
+        embedding: match form {
+            Form::Float => Vector::Float(one),
+            Form::Base64 => Vector::Base64(vector(one)),
+        },
+    });
     let n_tokens = whole.usage.prompt_tokens;
-    json!({
-        "object": "list",
-        "data": data.collect::<Vec<_>>(),
-        "model": whole.model,
-        "usage": { "prompt_tokens": n_tokens, "total_tokens": n_tokens },
-    })
+    let usage = json!({ "prompt_tokens": n_tokens, "total_tokens": n_tokens });
+    to_json(&List { object: "list", data: data.collect(), model: &whole.model, usage })
 }
 
 #[cfg(test)]
@@ -97,8 +115,9 @@ mod tests {
     #[test]
     fn vectors_come_as_numbers_or_as_their_bytes() {
         let whole = Whole { vectors: vec![vec![1.0, -2.0]], ..Whole::default() };
-        assert_eq!(shown(&whole, Form::Float)["data"][0]["embedding"], json!([1.0, -2.0]));
-        assert_eq!(shown(&whole, Form::Base64)["data"][0]["embedding"], "AACAPwAAAMA=");
+        let shown = |form| serde_json::from_str::<Value>(&shown(&whole, form)).expect("JSON");
+        assert_eq!(shown(Form::Float)["data"][0]["embedding"], json!([1.0, -2.0]));
+        assert_eq!(shown(Form::Base64)["data"][0]["embedding"], "AACAPwAAAMA=");
         let of = |value: Value| read(Fields::of(value, "").expect("an object"));
         let (asked, form) =
             of(json!({ "model": "tiny", "input": "a", "encoding_format": "base64" })).expect("all");

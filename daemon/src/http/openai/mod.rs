@@ -22,12 +22,14 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(super) use self::errors::Refused;
 use super::exchange::{Reason, Usage};
 use super::failure::Failure;
 use super::tokens::random_hex;
+use super::whole::Whole;
 
 /// A path that there is nothing at.
 pub(super) async fn unknown_path(request: Request<Body>) -> Refused {
@@ -44,6 +46,37 @@ pub(super) async fn unknown_method(request: Request<Body>) -> Refused {
 /// An answer in JSON.
 fn answer_json(value: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+/// Text in JSON.
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("answers serialise")
+}
+
+/// A whole answer of completions or chat completions.
+#[derive(Serialize)]
+struct Completed<'a, C> {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: String,
+    choices: Vec<C>,
+    usage: Value,
+}
+
+impl<'a, C> Completed<'a, C> {
+    fn new(prefix: &str, object: &'static str, whole: &'a Whole, choices: Vec<C>) -> Self {
+        Self {
+            id: new_id(prefix),
+            object,
+            created: now(),
+            model: &whole.model,
+            system_fingerprint: fingerprint(),
+            choices,
+            usage: usage(whole.usage),
+        }
+    }
 }
 
 /// A name for an answer that none had before.
@@ -75,7 +108,7 @@ fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
         "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
         "completion_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
     })

@@ -86,33 +86,56 @@ impl Fronted {
     pub(super) fn on_socket() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("http.sock");
-        Self::start(folder, HttpListen::Unix(path.clone()), |_| Place::Unix(path.clone()))
+        Self::start(folder, HttpListen::Unix(path.clone()), |_| Place::Unix(path.clone()), |_| {})
+    }
+
+    /// On a Unix socket, with a configuration of its own.
+    pub(super) fn on_socket_with(change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("http.sock");
+        Self::start(folder, HttpListen::Unix(path.clone()), |_| Place::Unix(path.clone()), change)
     }
 
     /// On a port of the machine's own choice.
     pub(super) fn on_port() -> Self {
-        let address = "127.0.0.1:0".parse().expect("an address");
-        let folder = tempfile::tempdir().expect("a folder");
-        Self::start(folder, HttpListen::Loopback(address), |log| {
-            let (_, rest) = log.split_once("http://").expect("it says where");
-            let address = rest.split(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').next();
-            Place::Port(address.expect("an address").to_owned())
-        })
+        Self::on_port_with(|_| {})
     }
 
-    fn start(folder: TempDir, listen: HttpListen, place: impl Fn(&str) -> Place) -> Self {
+    /// On a port, with a configuration of its own.
+    pub(super) fn on_port_with(change: impl FnOnce(&mut Config)) -> Self {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let folder = tempfile::tempdir().expect("a folder");
+        Self::start(
+            folder,
+            HttpListen::Loopback(address),
+            |log| {
+                let (_, rest) = log.split_once("http://").expect("it says where");
+                let address = rest.split(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').next();
+                Place::Port(address.expect("an address").to_owned())
+            },
+            change,
+        )
+    }
+
+    fn start(
+        folder: TempDir,
+        listen: HttpListen,
+        place: impl Fn(&str) -> Place,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let guests_dir = folder.path().join("guests");
         std::fs::create_dir(&guests_dir).expect("made");
         for name in ["http-chat", "chat"] {
             std::fs::write(guests_dir.join(format!("{name}.wasm")), guests::example(name)).expect("written");
         }
         let http = HttpSettings { listen: Some(listen), body_bytes: 1 << 20, ..HttpSettings::default() };
-        let config = Config {
+        let mut config = Config {
             guests_dir: Some(guests_dir),
             state_dir: Some(folder.path().join("state")),
             http,
             ..daemons::config(exe())
         };
+        change(&mut config);
         let served = Served::start_with(exe(), &config, &[]);
         let begun = Instant::now();
         let place = loop {
@@ -148,6 +171,7 @@ impl Fronted {
         }
     }
 
+    /// A connection on which nothing is asked yet.
     pub(super) fn connect(&self) -> Box<dyn Connection> {
         match &self.place {
             Place::Unix(path) => Box::new(UnixStream::connect(path).expect("it listens")),

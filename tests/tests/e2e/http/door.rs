@@ -35,6 +35,39 @@ fn on_a_port_nobody_is_answered_without_a_token() {
 }
 
 #[test]
+fn on_a_port_a_user_has_no_more_places_than_its_own() {
+    let front = Fronted::on_port_with(|config| config.http.n_connections = 1);
+    let token = format!("Authorization: Bearer {}\r\n", front.token());
+    let mut kept = front.connect();
+    write!(kept, "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{token}\r\n").expect("it reads");
+    let mut begun = [0; 16];
+    kept.read_exact(&mut begun).expect("it answers");
+    assert!(begun.starts_with(b"HTTP/1.1 200"), "{begun:?}");
+    let refused = front.request("GET", "/v1/models", &token, "");
+    assert_eq!(refused.error(429)["code"], "too_many_connections");
+    front.request("GET", "/v1/models", "", "").error(401);
+    drop(kept);
+    let since = Instant::now();
+    while front.request("GET", "/v1/models", &token, "").status != 200 {
+        assert!(since.elapsed() < PATIENCE, "its place is not given back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_a_body_comes_to_is_on_its_users_account() {
+    let front = Fronted::on_socket_with(|config| config.budgets.user.host_bytes = Some(96 << 20));
+    let many = format!("[{}0]", r#"{"":0},"#.repeat(140_000));
+    let asked = with(question("Hello"), json!({ "max_tokens": 1 })).to_string();
+    let body = asked.replacen('{', &format!(r#"{{"metadata":{many},"#), 1);
+    let refused = front.request("POST", "/v1/chat/completions", "", &body);
+    let error = refused.error(429);
+    assert_eq!(error["code"], "budget_exceeded", "{error}");
+    assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
+    assert_eq!(front.request("POST", "/v1/chat/completions", "", &asked).status, 200, "it is given back");
+}
+
+#[test]
 fn a_client_that_goes_away_ends_its_guest() {
     let front = Fronted::on_socket();
     let endless = json!({ "stream": true, "temperature": 1, "max_tokens": 900, "logit_bias": {} });

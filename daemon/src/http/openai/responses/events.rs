@@ -1,12 +1,13 @@
 //! A response as events: <https://platform.openai.com/docs/api-reference/responses-streaming>.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::super::exchange::{Reason, Reply, Token};
 use super::super::super::failure::Failure;
 use super::super::super::sse::{Events, Frame};
-use super::super::new_id;
-use super::{Ending, Form, items};
+use super::super::{new_id, to_json};
+use super::{Ending, Form, N_TREES, Shown, items};
 
 pub(super) struct ResponseEvents {
     form: Form,
@@ -32,24 +33,47 @@ impl ResponseEvents {
     }
 
     fn frame(&mut self, kind: &'static str, mut data: Value) -> Frame {
+        self.frame_of(kind, &mut data)
+    }
+
+    /// An event of data that is used again.
+    fn frame_of(&mut self, kind: &'static str, data: &mut Value) -> Frame {
         data["type"] = kind.into();
         data["sequence_number"] = self.n_events.into();
         self.n_events += 1;
         Frame { event: Some(kind), data: data.to_string() }
     }
 
-    fn response(&self, ending: &Ending) -> Value {
-        json!({ "response": self.form.response(&self.model, &json!(self.output), ending) })
+    /// An event of the response, as far as it is.
+    fn response(&mut self, kind: &'static str, ending: &Ending) -> Frame {
+        #[derive(Serialize)]
+        struct Data<'a> {
+            response: Shown<'a>,
+            #[serde(rename = "type")]
+            kind: &'static str,
+            sequence_number: u64,
+        }
+        let response = self.form.response(&self.model, &self.output, ending);
+        let data = to_json(&Data { response, kind, sequence_number: self.n_events });
+        self.n_events += 1;
+        Frame { event: Some(kind), data }
+    }
+
+    /// An event of a value at a place of the output, and the value.
+    fn frame_with(&mut self, kind: &'static str, place: &Value, name: &str, value: Value) -> (Frame, Value) {
+        let mut data = place.clone();
+        data[name] = value;
+        let frame = self.frame_of(kind, &mut data);
+        (frame, data[name].take())
     }
 
     /// An item that comes at once.
     fn item(&mut self, item: Value) -> [Frame; 2] {
-        let data = json!({ "output_index": self.output.len(), "item": item });
+        let place = json!({ "output_index": self.output.len() });
+        let (added, item) = self.frame_with("response.output_item.added", &place, "item", item);
+        let (done, item) = self.frame_with("response.output_item.done", &place, "item", item);
         self.output.push(item);
-        [
-            self.frame("response.output_item.added", data.clone()),
-            self.frame("response.output_item.done", data),
-        ]
+        [added, done]
     }
 
     /// Begins the message, unless it is under way.
@@ -70,22 +94,19 @@ impl ResponseEvents {
     fn close(&mut self) -> Vec<Frame> {
         let Some(Open { id, text, tokens }) = self.open.take() else { return Vec::new() };
         let idx = self.output.len();
-        let part = items::text_part(&text, self.form.has_logprobs.then_some(&tokens[..]));
-        let item = items::message(&id, "completed", vec![part.clone()]);
+        let mut part = items::text_part(&text, self.form.has_logprobs.then_some(&tokens[..]));
         let place = json!({ "item_id": id, "output_index": idx, "content_index": 0 });
-        let with = |name: &str, value: Value| {
-            let mut data = place.clone();
-            data[name] = value;
-            data
-        };
-        let mut done = with("text", json!(text));
-        done["logprobs"] = part["logprobs"].clone();
-        self.output.push(item.clone());
-        vec![
-            self.frame("response.output_text.done", done),
-            self.frame("response.content_part.done", with("part", part)),
-            self.frame("response.output_item.done", json!({ "output_index": idx, "item": item })),
-        ]
+        let mut of_text = place.clone();
+        of_text["text"] = text.into();
+        let logprobs = part["logprobs"].take();
+        let (text, logprobs) = self.frame_with("response.output_text.done", &of_text, "logprobs", logprobs);
+        part["logprobs"] = logprobs;
+        let (whole_part, part) = self.frame_with("response.content_part.done", &place, "part", part);
+        let item = items::message(&id, "completed", vec![part]);
+        let place = json!({ "output_index": idx });
+        let (whole_item, item) = self.frame_with("response.output_item.done", &place, "item", item);
+        self.output.push(item);
+        vec![text, whole_part, whole_item]
     }
 
     fn piece(&mut self, text: &str, tokens: Vec<Token>) -> Vec<Frame> {
@@ -120,17 +141,21 @@ impl ResponseEvents {
         let mut done = with("arguments", arguments);
         done["name"] = name.into();
         frames.push(self.frame("response.function_call_arguments.done", done));
-        self.output.push(item.clone());
-        frames.push(self.frame("response.output_item.done", json!({ "output_index": idx, "item": item })));
+        let place = json!({ "output_index": idx });
+        let (whole, item) = self.frame_with("response.output_item.done", &place, "item", item);
+        frames.push(whole);
+        self.output.push(item);
         frames
     }
 }
 
 impl Events for ResponseEvents {
+    const N_KEPT: u64 = N_TREES;
+
     fn begin(&mut self, model: &str, _: u32) -> Vec<Frame> {
         model.clone_into(&mut self.model);
-        let begun = self.response(&Ending { status: "in_progress", usage: None });
-        vec![self.frame("response.created", begun.clone()), self.frame("response.in_progress", begun)]
+        let begun = Ending { status: "in_progress", usage: None };
+        ["response.created", "response.in_progress"].map(|kind| self.response(kind, &begun)).into()
     }
 
     fn take(&mut self, reply: Reply) -> Vec<Frame> {
@@ -154,8 +179,7 @@ impl Events for ResponseEvents {
                     "incomplete" => "response.incomplete",
                     _ => "response.completed",
                 };
-                let response = self.response(&ending);
-                vec![self.frame(kind, response)]
+                vec![self.response(kind, &ending)]
             }
             Reply::Begun { .. } | Reply::Embedding { .. } | Reply::Refused(_) => Vec::new(),
         }

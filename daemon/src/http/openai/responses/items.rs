@@ -38,7 +38,7 @@ pub(super) fn text_part(text: &str, tokens: Option<&[Token]>) -> Value {
 
 /// Log-probabilities in the form of responses, which is that of each token of a chat completion.
 pub(super) fn logprobs_of(tokens: &[Token]) -> Value {
-    logprobs::of_chat(tokens)["content"].take()
+    logprobs::of_response(tokens)
 }
 
 pub(super) fn call(id: &str, call_id: &str, name: &str, arguments: &str) -> Value {

@@ -12,6 +12,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::events::ResponseEvents;
@@ -24,11 +25,19 @@ use super::super::sse;
 use super::super::whole::Whole;
 use super::errors::Refused;
 use super::settings::{self, N_TOP_MAX};
-use super::{answer_json, new_id, now, tools};
+use super::{answer_json, new_id, now, to_json, tools};
 use crate::session::Actor;
 
 /// With what the names of responses begin.
 const PREFIX: &str = "resp_";
+
+/// How many times as much as text an answer takes here: its items are trees, which the events of a stream are made of.
+const N_TREES: u64 = 4;
+
+/// What a client may keep with a response: so many texts, and characters of their names and of each.
+const N_METADATA_MAX: usize = 16;
+const METADATA_NAME_CHARS: usize = 64;
+const METADATA_CHARS: usize = 512;
 
 /// Answers, and keeps the conversation.
 pub(in crate::http) async fn answer(
@@ -36,17 +45,19 @@ pub(in crate::http) async fn answer(
     Extension(actor): Extension<Actor>,
     body: Body,
 ) -> Result<Response, Refused> {
-    let body = front.body(body).await?;
-    let (asked, form) = read(Fields::of_body(&body)?)?;
-    let run = Run::start(&front, actor, asked).await?;
+    let ((asked, form), share) = front.read(actor, body, read).await?;
+    let run = Run::start(&front, actor, asked, share).await?;
     if form.is_streamed {
         return Ok(sse::answer(run, ResponseEvents::new(form)).await?);
     }
-    let whole = Whole::of(run).await?;
-    let choice = whole.choices.into_iter().next().unwrap_or_default();
-    let ending = Ending::of(choice.reason, whole.usage);
-    let output = items::of_choice(&choice, form.has_logprobs);
-    Ok(answer_json(&form.response(&whole.model, &output.into(), &ending)))
+    let (whole, share) = Whole::of(run, N_TREES).await?;
+    let write = move || {
+        let choice = whole.choices.into_iter().next().unwrap_or_default();
+        let ending = Ending::of(choice.reason, whole.usage);
+        let output = items::of_choice(&choice, form.has_logprobs);
+        to_json(&form.response(&whole.model, &output, &ending))
+    };
+    Ok(share.answer(write).await)
 }
 
 /// Keeps a conversation no longer.
@@ -63,7 +74,8 @@ pub(in crate::http) async fn delete(
     let request = Request::Forget(id.clone());
     let asked =
         Asked { model: None, seed: None, policy: Policy::Own, request, name_of: |_| "response_id".into() };
-    Whole::of(Run::start(&front, actor, asked).await?).await?;
+    let share = front.share(actor).await;
+    Whole::of(Run::start(&front, actor, asked, share).await?, 1).await?;
     Ok(answer_json(&json!({ "id": id, "object": "response", "deleted": true })))
 }
 
@@ -106,7 +118,9 @@ fn defaults() -> [(&'static str, Value); 15] {
 }
 
 fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
-    let said = defaults().map(|(name, default)| (name.to_owned(), fields.look(name).unwrap_or(default)));
+    check_metadata(&fields)?;
+    let said =
+        defaults().map(|(name, default)| (name.to_owned(), fields.look(name).cloned().unwrap_or(default)));
     let model: String = fields.need("model")?;
     let mut messages = input::messages(fields.need("input")?)?;
     if let Some(instructions) = fields.take::<String>("instructions")? {
@@ -154,6 +168,23 @@ fn read(mut fields: Fields) -> Result<(Asked, Form), Failure> {
     let form = Form { id, created: now(), is_streamed, has_logprobs, said: said.into_iter().collect() };
     let request = Request::Chat(chat);
     Ok((Asked { model: Some(model), seed, policy, request, name_of }, form))
+}
+
+fn check_metadata(fields: &Fields) -> Result<(), Failure> {
+    let fits = |(name, text): (&String, &Value)| {
+        name.chars().count() <= METADATA_NAME_CHARS
+            && text.as_str().is_some_and(|text| text.chars().count() <= METADATA_CHARS)
+    };
+    match fields.look("metadata") {
+        None => Ok(()),
+        Some(Value::Object(all)) if all.len() <= N_METADATA_MAX && all.iter().all(fits) => Ok(()),
+        Some(_) => {
+            let message = format!(
+                "metadata is not at most {N_METADATA_MAX} texts of {METADATA_CHARS} characters, with names of {METADATA_NAME_CHARS}"
+            );
+            Err(Failure::invalid("metadata", message))
+        }
+    }
 }
 
 /// Whether log-probabilities come with the text. Thoughts are not encrypted: they come as they are.
@@ -229,31 +260,46 @@ impl Ending {
     }
 }
 
+/// A response, as far as it is.
+#[derive(Serialize)]
+struct Shown<'a> {
+    id: &'a str,
+    object: &'static str,
+    created_at: u64,
+    status: &'static str,
+    error: (),
+    incomplete_details: Option<Value>,
+    model: &'a str,
+    output: &'a [Value],
+    usage: Option<Value>,
+    #[serde(flatten)]
+    said: &'a Map<String, Value>,
+}
+
 impl Form {
-    /// The response, as far as it is.
-    fn response(&self, model: &str, output: &Value, ending: &Ending) -> Value {
+    fn response<'a>(&'a self, model: &'a str, output: &'a [Value], ending: &Ending) -> Shown<'a> {
         let is_cut = ending.status == "incomplete";
-        let mut response = json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": ending.status,
-            "error": null,
-            "incomplete_details": is_cut.then(|| json!({ "reason": "max_output_tokens" })),
-            "model": model,
-            "output": output,
-            "usage": ending.usage.map(|usage| json!({
+        let usage = |usage: Usage| {
+            json!({
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": { "cached_tokens": usage.cached_tokens },
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            })),
-        });
-        for (name, value) in &self.said {
-            response[name] = value.clone();
+                "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
+            })
+        };
+        Shown {
+            id: &self.id,
+            object: "response",
+            created_at: self.created,
+            status: ending.status,
+            error: (),
+            incomplete_details: is_cut.then(|| json!({ "reason": "max_output_tokens" })),
+            model,
+            output,
+            usage: ending.usage.map(usage),
+            said: &self.said,
         }
-        response
     }
 }
 
@@ -278,7 +324,7 @@ mod tests {
         assert_eq!((chat.previous.as_deref(), chat.save.as_ref()), (Some("resp_1"), Some(&form.id)));
         assert_eq!(chat.messages.iter().map(|one| one.role).collect::<Vec<_>>(), ["system", "user"]);
         let ending = Ending::of(Some(super::super::super::exchange::Reason::Length), Usage::default());
-        let response = form.response("tiny", &json!([]), &ending);
+        let response = json!(form.response("tiny", &[], &ending));
         assert_eq!((&response["temperature"], &response["tools"]), (&json!(0), &json!([])));
         assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!((asked.name_of)("format"), "text.format");
@@ -295,6 +341,13 @@ mod tests {
             (json!({ "previous_response_id": "notes" }), "previous_response_id"),
             (json!({ "text": { "format": { "type": "xml" } } }), "text.format.type"),
             (json!({ "stop": "x" }), "stop"),
+            (json!({ "metadata": [{}] }), "metadata"),
+            (json!({ "metadata": { "a": 1 } }), "metadata"),
+            (json!({ "metadata": { "a": "x".repeat(513) } }), "metadata"),
+            (
+                json!({ "metadata": (0..17).map(|n| (n.to_string(), json!(""))).collect::<Map<_, _>>() }),
+                "metadata",
+            ),
         ] {
             assert_eq!(asked(extra).err().expect(param).param.as_deref(), Some(param));
         }
