@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from openai import LengthFinishReasonError
+from pydantic import ValidationError
+
 #: Models that the examples ask for.
 HOSTED = [
     "gpt-5.5",
@@ -32,6 +35,21 @@ class Ran(NamedTuple):
     printed: str
     #: Its variables, by name.
     names: Mapping[str, Any]
+
+
+#: How often an example is tried that says nothing of a seed, and wants all of an answer that may be longer than the context.
+N_TRIES = 8
+
+
+def run_whole(path: Path, **given: object) -> Ran:
+    """Runs the example until its answer was not cut short by the 1,024 tokens of the model's context."""
+    for n_left in reversed(range(N_TRIES)):
+        try:
+            return run(path, **given)
+        except (LengthFinishReasonError, ValidationError):
+            if n_left == 0:
+                raise
+    raise AssertionError("unreachable")
 
 
 def run(path: Path, **given: object) -> Ran:

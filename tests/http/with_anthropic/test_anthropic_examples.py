@@ -9,7 +9,7 @@ import pytest
 from anthropic import Anthropic
 from anthropic.types import Message, MessageTokensCount
 
-from examples import Ran, run
+from examples import Ran, run_whole
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -19,7 +19,7 @@ ENDS = ("end_turn", "max_tokens", "model_context_window_exceeded")
 
 
 def ran(name: str, **given: object) -> Ran:
-    return run(DOCUMENTED / f"{name}.py", **given)
+    return run_whole(DOCUMENTED / f"{name}.py", **given)
 
 
 def n_prompt_tokens(message: Message) -> int:

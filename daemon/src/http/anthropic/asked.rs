@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::turns;
+use super::{THREAD, turns};
 use crate::http::exchange::{Chat, Format, Message, Settings, Tool, ToolChoice};
 use crate::http::failure::Failure;
 use crate::http::fields::Fields;
@@ -37,6 +37,10 @@ pub(super) fn question(body: &mut Fields) -> Result<Chat, Failure> {
 /// # Errors
 /// A field is not as it may be, and which.
 pub(super) fn conversation(body: &mut Fields) -> Result<Chat, Failure> {
+    // False is that there is none.
+    if body.take::<Value>(THREAD)?.is_some_and(|thread| thread != false) {
+        return Err(Failure::unsupported(THREAD, "conversations are sent whole"));
+    }
     let mut messages = turns::messages(body.need("messages")?)?;
     if let Some(system) = body.take::<Value>("system")? {
         let content = turns::text(system, "system")?;

@@ -4,7 +4,7 @@ use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{REQUEST_ID, new_request_id};
+use super::{REQUEST_ID, THREAD, new_request_id};
 use crate::http::failure::Failure;
 
 /// A request that is not answered.
@@ -48,6 +48,11 @@ pub(super) fn body(failure: &Failure, request_id: Option<&str>) -> Value {
         _ => "invalid_request_error",
     };
     let mut body = json!({ "type": "error", "error": { "type": kind, "message": message(failure) } });
+    // By this, clients send the conversation whole.
+    if failure.param.as_deref() == Some(THREAD) {
+        body["error"]["details"] =
+            json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });
+    }
     if let Some(id) = request_id {
         body["request_id"] = id.into();
     }
@@ -67,6 +72,13 @@ mod tests {
     use axum::http::StatusCode;
 
     use super::*;
+
+    #[test]
+    fn a_client_is_told_that_it_sends_the_conversation_whole() {
+        let body = body(&Failure::unsupported(THREAD, "no"), None);
+        let expected = json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] });
+        assert_eq!(body["error"]["details"], expected);
+    }
 
     #[test]
     fn an_error_is_of_its_status_and_names_its_field() {

@@ -36,6 +36,9 @@ use crate::session::Actor;
 const VERSION: &str = "anthropic-version";
 const KNOWN_VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
+/// The field that asks for a conversation that the server holds.
+const THREAD: &str = "thread";
+
 /// The header by which an answer, or an error, can be found again.
 const REQUEST_ID: &str = "request-id";
 
