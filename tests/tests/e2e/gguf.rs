@@ -63,7 +63,7 @@ fn a_file_is_loaded_and_answers_as_its_folder_does() {
     assert!(!run("draft-Q8_0").trim().is_empty());
     let (again, status) = said(&mut served.trellis(&["load", text(&eight)]));
     assert!(status == Some(2) && again.contains("is loaded already, from "), "{again}");
-    let arguments = ["run", text(&component), "--local", "--device", "cpu", "--model", text(&file), "--"];
+    let arguments = ["run", "--local", "--device", "cpu", "--model", text(&file), text(&component)];
     let (answer, status) = alone(&[&arguments[..], &ARGUMENTS].concat());
     assert!(status == Some(0) && answer.contains(expected.trim()), "{answer}");
 }
