@@ -1,6 +1,6 @@
 //! The kernel of programs that read their row several times and neither select, nor add up rows, nor look at the history.
 
-use super::program_small::with_small;
+use super::program_small::{small_text, with_small};
 use crate::driver::{N_CLUSTER_BLOCKS, Params};
 use crate::{CudaError, Kernel, Launch, Module, Source, Stream};
 
@@ -13,19 +13,7 @@ const N_BLOCKS_MOST: usize = 16;
 pub(super) const N_ROWS_MAX: usize = 64;
 
 pub(super) fn source() -> Source {
-    let text = concat!(
-        include_str!("maths.cuh"),
-        include_str!("noise.cuh"),
-        include_str!("cluster.cuh"),
-        include_str!("rows.cuh"),
-        include_str!("program.cuh"),
-        include_str!("program_row.cuh"),
-        include_str!("program_elements.cuh"),
-        include_str!("program_gather.cuh"),
-        include_str!("program_numbers.cuh"),
-        include_str!("program_tiles.cuh"),
-        include_str!("program_passes.cu")
-    );
+    let text = small_text!("program_passes.cu");
     with_small(Source::new("program_passes.cu", text))
         .with("KERNEL", KERNEL)
         .with("CLUSTER", N_BLOCKS_MOST)

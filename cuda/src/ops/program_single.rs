@@ -1,6 +1,6 @@
 //! The kernel of programs that read their row once.
 
-use super::program_small::{N_SINGLE_ROOTS, with_small};
+use super::program_small::{N_SINGLE_ROOTS, small_text, with_small};
 use crate::driver::Params;
 use crate::{CudaError, Kernel, Launch, Module, Source, Stream};
 
@@ -22,19 +22,7 @@ pub fn meetings_bytes(n_rows: usize) -> usize {
 }
 
 pub(super) fn source() -> Source {
-    let text = concat!(
-        include_str!("maths.cuh"),
-        include_str!("noise.cuh"),
-        include_str!("cluster.cuh"),
-        include_str!("rows.cuh"),
-        include_str!("program.cuh"),
-        include_str!("program_row.cuh"),
-        include_str!("program_elements.cuh"),
-        include_str!("program_gather.cuh"),
-        include_str!("program_numbers.cuh"),
-        include_str!("program_tiles.cuh"),
-        include_str!("program_single.cu")
-    );
+    let text = small_text!("program_single.cu");
     with_small(Source::new("program_single.cu", text))
         .with("KERNEL", KERNEL)
         .with("CLUSTER", 1)

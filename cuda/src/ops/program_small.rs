@@ -10,6 +10,26 @@ use super::program_code::{Code, Element, Entry, Root, code};
 use super::program_plan::N_HEADER;
 use crate::Source;
 
+/// The text of a kernel of such programs: what all share, and its own file.
+macro_rules! small_text {
+    ($own:literal) => {
+        concat!(
+            include_str!("maths.cuh"),
+            include_str!("noise.cuh"),
+            include_str!("cluster.cuh"),
+            include_str!("rows.cuh"),
+            include_str!("program.cuh"),
+            include_str!("program_row.cuh"),
+            include_str!("program_elements.cuh"),
+            include_str!("program_gather.cuh"),
+            include_str!("program_numbers.cuh"),
+            include_str!("program_tiles.cuh"),
+            include_str!($own)
+        )
+    };
+}
+pub(super) use small_text;
+
 /// Which kernels can run a program; each runs what those before it do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProgramKind {
