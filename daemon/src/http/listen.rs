@@ -211,7 +211,7 @@ impl HttpSocket {
                     continue;
                 }
             };
-            // Whoever has as many as it may have is closed on.
+            // Of whoever has as many as it may have, this one is closed.
             let Some(place) = places.take(peer) else { continue };
             let (front, router, ends) = (front.clone(), router.clone(), ends.clone());
             tasks.spawn(async move {
