@@ -232,18 +232,28 @@ fn a_part_takes_milliseconds_at_most() {
             // A run of white space is one match of an expression.
             let n_bytes = if part.trim().is_empty() { 64 << 10 } else { 1 << 20 };
             let text = part.repeat(n_bytes / part.len());
-            let times = Arc::new(Mutex::new((now(), Duration::ZERO)));
-            let noted = times.clone();
-            let yields = YieldPoint::new(move || {
-                let mut times = noted.lock().unwrap();
-                let at = now();
-                *times = (at, times.1.max(at - times.0));
-                Ok(())
-            });
-            times.lock().unwrap().0 = now();
-            tokenizer.encode_in_parts(&text, SpecialTokens::Parse, &yields).unwrap();
-            yields.reach().unwrap();
-            let longest = times.lock().unwrap().1;
+            let longest_part = || {
+                let times = Arc::new(Mutex::new((now(), Duration::ZERO)));
+                let noted = times.clone();
+                let yields = YieldPoint::new(move || {
+                    let mut times = noted.lock().unwrap();
+                    let at = now();
+                    *times = (at, times.1.max(at - times.0));
+                    Ok(())
+                });
+                times.lock().unwrap().0 = now();
+                tokenizer.encode_in_parts(&text, SpecialTokens::Parse, &yields).unwrap();
+                yields.reach().unwrap();
+                times.lock().unwrap().1
+            };
+            // A processor that others make slow counts as the text's own time: the quickest of a few tries tells.
+            let mut longest = longest_part();
+            for _ in 0..4 {
+                if longest < Duration::from_millis(10) {
+                    break;
+                }
+                longest = longest.min(longest_part());
+            }
             println!("{name}, {part:?}: {longest:?}");
             assert!(longest < Duration::from_millis(20), "{name}, {part:?}: {longest:?}");
         }
