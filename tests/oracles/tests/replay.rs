@@ -106,15 +106,17 @@ fn every_target_is_replayed_and_fuzzed() {
     // Each file is a target of both builds, and each target a file.
     let known: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
     assert!(known.is_subset(&sources) && (cfg!(not(feature = "daemon")) || known == sources), "{sources:?}");
-    // Each of which does nothing but call its target.
+    // Each of which does nothing but call its target, as the tests do: they are compiled by cargo-fuzz alone.
+    let _: fn() = trellis_oracles::prepare;
     for name in &known {
         let path = folder().join("fuzz_targets").join(name).with_extension("rs");
         let text = fs::read_to_string(&path).expect("it can be read");
-        assert!(
-            text.contains(&format!("    trellis_oracles::{name}::check(input);\n")),
-            "{}",
-            path.display()
+        let expected = format!(
+            "//! See `trellis_oracles::{name}`.\n#![no_main]\n\n\
+             libfuzzer_sys::fuzz_target!(init: trellis_oracles::prepare(), |input: &[u8]| {{\n    \
+             trellis_oracles::{name}::check(input);\n}});\n"
         );
+        assert_eq!(text, expected, "{}", path.display());
         let bin = format!("[[bin]]\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"\n");
         let manifest = fs::read_to_string(folder().join("Cargo.toml")).expect("it can be read");
         assert!(manifest.contains(&bin), "tests/fuzz/Cargo.toml has no target {name}");

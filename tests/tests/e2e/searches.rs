@@ -34,7 +34,7 @@ async fn surest() -> Value {
 fn searches_answer_better_than_samples_and_spend_no_more_than_a_vote() {
     block_on(async {
         let daemon = daemons::start(&daemons::config(exe()));
-        let sums = policies::sums(24);
+        let sums = policies::sums(12);
         let mut scores = Vec::new();
         for policy in [ONE_SAMPLE, SELF_CONSISTENCY, TREE_OF_THOUGHT, SMC, MCTS] {
             let score = policies::measure(&daemon, policy, &sums).await;

@@ -266,12 +266,14 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_stops_is_waited_for_no_longer_than_that() {
-        use std::io::Write as _;
+        use std::io::{Read as _, Write as _};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let http = Http::new(&listener.local_addr().expect("it has one").to_string(), false).expect("made");
         let (ended, ends) = std::sync::mpsc::channel::<()>();
         let served = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("it is asked");
+            // An answer before its question is none.
+            assert_ne!(stream.read(&mut [0; 512]).expect("a question"), 0);
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab").expect("it is read");
             let _ = ends.recv();
         });
