@@ -53,8 +53,9 @@ const WEIGHT: f64 = 1.0 / 16.0;
 /// the machine busy for part of it.
 const WEIGHT_OF_SHORTER: f64 = 1.0 / 64.0;
 
-/// Steps after which those are forgotten who have not been there for long.
+/// Steps after which those are forgotten who have not been there for so long: who waits for pages comes back.
 const N_STEPS_LOOK: u64 = 1024;
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// What is known of the users of a device.
 #[derive(Debug, Default)]
@@ -336,16 +337,26 @@ impl Arrears {
             if rider.n_decode_rows == 0 {
                 continue;
             }
-            pace.n_rows = rider.n_decode_rows.max(pace.n_rows.saturating_sub(1));
-            let Some((before, step)) = pace.row.replace((now, n_steps)) else { continue };
+            let n_rows = rider.n_decode_rows;
+            pace.n_rows = n_rows.max(pace.n_rows.saturating_sub(1));
+            // From its first row on, also after a pause: steps that were kept for it before have put it ahead in virtual time, by
+            // which alone it would wait until all others have come as far.
+            let alone_ns = |alone: Option<Alone>| match alone {
+                Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
+                None => expected_ns(n_rows).map(|ns| ns as f64),
+            };
+            let Some((before, step)) = pace.row.replace((now, n_steps)) else {
+                pace.alone_ns = alone_ns(pace.alone);
+                continue;
+            };
             let since = since.map_or(before, |since| since.max(before));
             if since.saturating_sub(before) > PAUSE {
-                (pace.late_ns, pace.alone_ns) = (0.0, None);
+                (pace.late_ns, pace.alone_ns) = (0.0, alone_ns(pace.alone));
                 continue;
             }
             let ns = ns_between(since, now).max(1.0);
             let n_parts = active.n_parts(pace.share);
-            let (n_rows, shares_device) = (rider.n_decode_rows, n_parts > 1.0);
+            let shares_device = n_parts > 1.0;
             if riders.len() == 1 && step + 1 == n_steps {
                 match &mut pace.alone {
                     Some(alone) if alone.is_certain || shares_device => {
@@ -355,10 +366,7 @@ impl Arrears {
                     alone => *alone = Some(Alone { ns, n_rows, is_certain: !shares_device }),
                 }
             }
-            pace.alone_ns = match &pace.alone {
-                Some(alone) => Some(alone.ns_of(n_rows, &expected_ns)),
-                None => expected_ns(n_rows).map(|ns| ns as f64),
-            };
+            pace.alone_ns = alone_ns(pace.alone);
             pace.late_ns = match pace.alone_ns.filter(|_| active.keeps_pace(pace.share)) {
                 Some(alone_ns) => {
                     // It had the device for its commands too.
@@ -383,7 +391,7 @@ impl Arrears {
         if n_steps.is_multiple_of(N_STEPS_LOOK) {
             self.users.retain(|_, pace| {
                 n_open_steps - pace.active <= N_STEPS_ACTIVE
-                    || pace.row.is_some_and(|(row, _)| now.saturating_sub(row) <= PAUSE_OF_DECODING)
+                    || pace.row.is_some_and(|(row, _)| now.saturating_sub(row) <= FORGOTTEN_AFTER)
             });
         }
     }

@@ -250,3 +250,16 @@ fn whose_commands_kept_the_engine_busy_is_not_late_by_that() {
     (0..20).for_each(|_| device.step_of(10 * MS, &[(0, 1), (1, 0)]));
     assert_eq!(late(&device), Some(true));
 }
+
+#[test]
+fn who_was_away_for_long_is_late_with_the_row_after_its_first() {
+    for n_steps in [200, 5_000] {
+        let mut device = Device::new([1, 1]);
+        (0..n_steps).for_each(|_| device.step(2 * MS, &[1]));
+        device.arrears.note_waits(ActorId(1));
+        device.step_of(2 * MS, &[(0, 1), (1, 0)]);
+        (0..10).for_each(|_| device.step(2 * MS, &[1]));
+        let latest = device.arrears.latest(|user| user == ActorId(1));
+        assert!(latest.is_some_and(|latest| latest.is_very_late), "{n_steps}: {latest:?}");
+    }
+}
