@@ -109,6 +109,11 @@ pub(crate) enum CliError {
     /// It takes no connections: what comes is the next daemon's.
     #[error("the daemon at {socket}, process {pid}, is on its way out and takes no connections any more")]
     EndsAlready { socket: String, pid: u32 },
+    /// Nothing can be seen of it: its lock is closed to this user, who could not stop it.
+    #[error(
+        "the daemon at {socket} takes no connections now, and is stopped by root and the user that it runs as alone"
+    )]
+    MayNotStop { socket: String },
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
