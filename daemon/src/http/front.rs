@@ -284,7 +284,7 @@ impl Front {
             () = gone.as_mut() => return,
             () = ends.begin.cancelled() => {}
             // One that is idle is closed while its client still finds another daemon.
-            () = async { tokio::join!(self.arrivals.ended(), has_asked.cancelled()) } => {}
+            ((), ()) = async { tokio::join!(self.arrivals.ended(), has_asked.cancelled()) } => {}
         }
         connection.as_mut().graceful_shutdown();
         // Nothing more is asked on it.

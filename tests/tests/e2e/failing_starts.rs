@@ -32,7 +32,8 @@ enum Fails {
 /// A service manager that has made the socket.
 struct Manager {
     folder: TempDir,
-    listener: UnixListener,
+    /// Until it has given up.
+    listener: Option<UnixListener>,
 }
 
 impl Manager {
@@ -42,7 +43,7 @@ impl Manager {
         fs::write(folder.path().join("trellis.toml"), text).expect("written");
         fs::write(folder.path().join("hostile.wasm"), guests::hostile()).expect("written");
         let listener = UnixListener::bind(folder.path().join("trellis.sock")).expect("bound");
-        Self { folder, listener }
+        Self { folder, listener: Some(listener) }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -55,7 +56,8 @@ impl Manager {
 
     /// Starts a daemon, which is handed the socket. Its loads are held up as long as there is the file `held`.
     fn start(&self) -> Child {
-        let socket = self.listener.try_clone().expect("a descriptor");
+        let listener = self.listener.as_ref().expect("it has not given up");
+        let socket = listener.try_clone().expect("a descriptor");
         let mut daemon = daemons::serve_handed(exe(), &self.at("trellis.toml"), socket.into(), None);
         daemon.env(held::ENVIRONMENT, self.at("held"));
         let log = fs::File::options().create(true).append(true).open(self.at("log")).expect("made");
@@ -196,11 +198,34 @@ fn a_daemon_that_is_killed_over_and_over_as_it_loads_is_given_up_and_found_again
     assert!(ran.status.success(), "{ran:?}");
 }
 
+/// A folder that is there, and is no model.
+fn broken() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("config.json"), "{}").expect("written");
+    folder
+}
+
+#[test]
+fn who_waits_hears_that_a_service_manager_has_given_a_daemon_up() {
+    let broken = broken();
+    let models = vec![broken.path().to_str().expect("UTF-8").to_owned()];
+    let mut manager = Manager::new(&Config { models, ..config() });
+    let said = manager.at("said");
+    let mut waiting = manager.trellis(&manager.run(&[]));
+    let mut waiting = waiting.stderr(fs::File::create(&said).expect("made")).spawn().expect("it runs");
+    let said = || fs::read_to_string(&said).expect("it is there");
+    until("it waits", || said().contains("waiting for the daemon"));
+    manager.fail(Fails::Gives, &AtomicBool::new(true));
+    // As systemd closes a socket once its service has failed too often (`StartLimitBurst=`).
+    drop(manager.listener.take());
+    let status = daemons::wait(&mut waiting);
+    assert_eq!(status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{}", said());
+    assert!(said().contains("does not start") && said().contains("reset-failed"), "{}", said());
+}
+
 #[test]
 fn a_daemon_that_gives_up_over_and_over_is_given_up() {
-    // The folder is there as the settings are checked, and is no model.
-    let broken = tempfile::tempdir().expect("a folder");
-    fs::write(broken.path().join("config.json"), "{}").expect("written");
+    let broken = broken();
     let models = vec![broken.path().to_str().expect("UTF-8").to_owned()];
     let manager = is_waited_for_no_longer_than_three_starts(&Config { models, ..config() }, Fails::Gives);
     let log = fs::read_to_string(manager.at("log")).expect("it is there");

@@ -180,6 +180,8 @@ fn install(image: &Image, format: Format) -> Result<(), CliError> {
         run("systemd-sysusers", &[SYSUSERS_FILE])?;
         run("systemctl", &["daemon-reload"])?;
         run("systemctl", &["enable", "--quiet", UNITS[0], UNITS[1]])?;
+        // What failed too often before is started all the same; of what has not failed there is nothing to forget.
+        let _ = ran("systemctl", &["reset-failed", UNITS[0], UNITS[1]]);
         run("systemctl", &["start", UNITS[0]])?;
         output::note(format, "starting; what runs is waited for");
         run("systemctl", &["restart", UNITS[1]])?;
