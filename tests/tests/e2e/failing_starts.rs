@@ -85,7 +85,7 @@ impl Manager {
         let (socket, guest) = (self.socket(), self.at("hostile.wasm"));
         let place = ["run", "--socket", socket.to_str().expect("UTF-8"), "--no-stdin"];
         let guest = [guest.to_str().expect("UTF-8"), "exit-well"];
-        [&place, more, &guest].concat().into_iter().map(str::to_owned).collect()
+        [&place[..], more, &guest[..]].concat().into_iter().map(str::to_owned).collect()
     }
 
     fn trellis(&self, arguments: &[String]) -> Command {
@@ -137,6 +137,15 @@ fn has_given_up(ended: &Output) {
     );
 }
 
+/// Says that all is over, also where something has failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Waits for a daemon each start of which comes to nothing, in several ways at once.
 fn is_waited_for_no_longer_than_three_starts(config: &Config, fails: Fails) -> Manager {
     let manager = Manager::new(config);
@@ -145,6 +154,7 @@ fn is_waited_for_no_longer_than_three_starts(config: &Config, fails: Fails) -> M
     }
     let (is_over, n_starts) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
+        let over = Over(&is_over);
         let starts = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 n_starts.fetch_add(1, Ordering::Relaxed);
@@ -158,7 +168,8 @@ fn is_waited_for_no_longer_than_three_starts(config: &Config, fails: Fails) -> M
         let arguments = manager.run(&[]);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let terminal = Terminal::run(exe(), &arguments, &[]);
-        let attach = ["attach", "--socket", manager.socket().to_str().expect("UTF-8"), "7"];
+        let socket = manager.socket();
+        let attach = ["attach", "--socket", socket.to_str().expect("UTF-8"), "7"];
         let [plain, detached, json, attached] = [
             manager.run(&[]),
             manager.run(&["--detach"]),
@@ -176,7 +187,7 @@ fn is_waited_for_no_longer_than_three_starts(config: &Config, fails: Fails) -> M
         if let Some(terminal) = &terminal {
             assert_eq!(terminal.status(), i32::from(trellis::cli::TRY_AGAIN), "{}", terminal.screen());
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         starts.join().expect("no panic");
         ended.iter().for_each(has_given_up);
         has_given_up(&json);
