@@ -168,7 +168,8 @@ pub(super) struct Lent {
 /// Takes what was handed over, whatever the order is.
 ///
 /// # Errors
-/// What is for clients is no Unix socket, or what is for metrics is none of TCP, or what is for HTTP requests neither, or the daemon before has left nothing that is known.
+/// What is for clients is no Unix socket, what is for metrics is none of TCP, what is for HTTP requests is neither, or the daemon before has
+/// left nothing that is known.
 pub(super) fn lent_sockets() -> io::Result<Lent> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut handed = ListenFd::from_env();
