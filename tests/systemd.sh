@@ -90,6 +90,9 @@ if [ -n "$on_gpu" ]; then
     # The driver's libraries are of one version.
     cp -L "$(dirname "$driver")"/lib{cuda,nvidia-*}.so.* "$root/usr/local/lib/driver/"
     printf '%s\n' /usr/local/lib/driver /usr/local/cuda/lib /usr/local/cuda/lib64 >"$root/etc/ld.so.conf.d/cuda.conf"
+    mkdir -p "$root/etc/systemd/system/trellis.service.d" "$root/etc/trellis"
+    printf '[Service]\nEnvironment=CUDA_PATH=/usr/local/cuda\n' >"$root/etc/systemd/system/trellis.service.d/cuda.conf"
+    printf 'device = "cuda"\n' >"$root/etc/trellis/trellis.toml"
   fi
 fi
 before=$(cd "$root" && find . -path ./proc -prune -o -iname '*trellis*' -print | sort)
@@ -102,13 +105,7 @@ for _ in $(seq 100); do
   sleep 0.2
 done
 [ -n "$machine" ] || fail "the machine does not start: $(tail -n 5 "$log")"
-if [ -n "$on_gpu" ] && [ -z "$missing" ]; then
-  in_machine ldconfig
-  mkdir -p "$root/etc/systemd/system/trellis.service.d" "$root/etc/trellis"
-  printf '[Service]\nEnvironment=CUDA_PATH=/usr/local/cuda\n' >"$root/etc/systemd/system/trellis.service.d/cuda.conf"
-  # The user of the service is not there yet, and everybody may read it.
-  printf 'device = "cuda"\n' >"$root/etc/trellis/trellis.toml"
-fi
+if [ -n "$on_gpu" ] && [ -z "$missing" ]; then in_machine ldconfig; fi
 
 say "install"
 client service install || fail "it installs"
@@ -277,4 +274,8 @@ after=$(cd "$root" && in_machine find / -xdev -path /proc -prune -o -iname '*tre
 left=$(comm -13 <(echo "$before") <(echo "$after") | grep -v '^./run/systemd\|^./tmp\|^./sys' || true)
 [ -z "$left" ] || fail "nothing is left: $left"
 ! in_machine getent passwd trellis >/dev/null || fail "the user is gone"
+if [ -n "$missing" ]; then
+  say "all kept on the processor; the unit with a GPU was NOT looked at: $missing"
+  exit 77
+fi
 say "all kept"
