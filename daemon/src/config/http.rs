@@ -17,7 +17,8 @@ use crate::metrics::is_loopback;
 pub struct HttpSettings {
     /// Where the daemon answers HTTP requests in the form of OpenAI's API: the absolute path of a Unix socket, where the kernel says
     /// who asks, in a folder of root or the daemon to which nobody else may write; or a loopback address, as `127.0.0.1:8080`, where a
-    /// token does; nowhere when absent. Not an address under the packaged unit, which is shut off from every network.
+    /// token does; nowhere when absent. Not an address under the packaged unit, which is shut off from every network:
+    /// `trellis-http.socket` hands it the socket, and this stays absent.
     pub listen: Option<HttpListen>,
     /// The folder of the tokens, for a loopback address, of root or the daemon, to which nobody else may write: each file is named by a
     /// user, holds its token in 4,096 bytes at most, and may be read by nobody but its owner, which is that user, root or the user of

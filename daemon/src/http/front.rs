@@ -21,8 +21,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use trellis_client::Client;
 
+use super::arrivals::Arrivals;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::fields::Fields;
@@ -66,6 +68,7 @@ pub(crate) struct Front {
     with_tokens: Arc<Quota>,
     shutdown: CancellationToken,
     hand_over: Arc<HandOver>,
+    arrivals: Arrivals,
     settings: HttpSettings,
     /// None where the kernel says who asks.
     tokens: Option<Arc<Tokens>>,
@@ -103,6 +106,7 @@ impl Front {
             with_tokens: Quota::new(config.http.n_connections),
             shutdown: daemon.shutdown().clone(),
             hand_over: daemon.upgrade().hand_over().clone(),
+            arrivals: Arrivals::default(),
             settings: config.http.clone(),
             tokens,
             users,
@@ -129,6 +133,11 @@ impl Front {
     /// Places for those who come.
     pub(super) fn places(&self) -> Places {
         Places::new(self.settings.n_connections, self.sessions.places().clone())
+    }
+
+    /// What is on its way in.
+    pub(crate) fn arrivals(&self) -> &Arrivals {
+        &self.arrivals
     }
 
     /// Whether another program is to take the daemon's place, and its socket.
@@ -216,20 +225,27 @@ impl Front {
         })
     }
 
-    /// Answers the requests of a connection; once the daemon is about to end, those alone that are under way.
+    /// Answers the requests of a connection; once the daemon is about to end, or another goes on with its socket, those alone that are
+    /// under way. A client that has asked nothing until then may still do so, once.
     pub(super) async fn talk(
         self: Arc<Self>,
         client: Connection,
         peer: Option<Actor>,
         router: Router,
         ends: Ends,
+        arrived: TaskTrackerToken,
     ) {
         let stream = WriteTimeout::new(client.clone(), Duration::from_millis(self.settings.write_ms));
         let place = Arc::new(Mutex::default());
+        let has_asked = CancellationToken::new();
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
             let (front, router, place) = (self.clone(), router.clone(), place.clone());
+            let held = front.arrivals.note();
+            has_asked.cancel();
             async move {
+                // Until the answer is there, or has begun.
+                let _held = held;
                 let admitted = front.admit(peer, request.headers()).await;
                 let admitted = admitted.and_then(|actor| front.with_place(&place, actor));
                 let is_refused = admitted.is_err();
@@ -267,8 +283,12 @@ impl Front {
             _ = connection.as_mut() => return,
             () = gone.as_mut() => return,
             () = ends.begin.cancelled() => {}
+            // One that is idle is closed while its client still finds another daemon.
+            ((), ()) = async { tokio::join!(self.arrivals.ended(), has_asked.cancelled()) } => {}
         }
         connection.as_mut().graceful_shutdown();
+        // Nothing more is asked on it.
+        drop(arrived);
         tokio::select! {
             biased;
             _ = connection => {}

@@ -2,6 +2,7 @@
 //!
 //! - Comes in: connections on a Unix socket, where the kernel says who asks, or on a loopback address, where a token does (`listen`,
 //!   `places`, `connection`, `tokens`); their requests (`front`, `fields`), in the form of OpenAI's API (`openai`) or of Anthropic's (`anthropic`).
+//! - Where another daemon goes on with the socket, who comes as this one is about to end is the next one's (`arrivals`).
 //! - Goes out: answers in the same form, whole or as events (`sse`); mistakes with the field that they are about (`failure`).
 //! - Each request is a guest of whoever asks, over a session of its own like that of any client (`run`): budgets, permissions, the
 //!   operator's policy, `ps`, `stop` and drains hold by themselves. The guest does the decoding ([`GUEST`], or one that the request
@@ -10,6 +11,7 @@
 //! - Must not happen: a field of a request that is passed over in silence; a request whose user is not known.
 
 mod anthropic;
+mod arrivals;
 mod connection;
 mod exchange;
 mod failure;
@@ -25,8 +27,9 @@ mod tokens;
 mod whole;
 mod write_timeout;
 
+pub(crate) use arrivals::Arrivals;
 pub(crate) use front::Front;
-pub(crate) use listen::{HandedHttp, HttpSocket, LeftHttp};
+pub(crate) use listen::{HandedHttp, HttpSocket, LeftHttp, LentHttp};
 
 /// The example that answers requests, unless they name another guest.
 pub(crate) const GUEST: &str = "http-chat";

@@ -26,6 +26,7 @@ mod error_objects;
 mod evictions;
 mod exposition;
 mod failing;
+mod failing_starts;
 mod forks;
 mod full;
 mod fuzz;

@@ -4,6 +4,7 @@ mod chat;
 mod client;
 mod door;
 pub(crate) mod guest;
+mod lent;
 mod responses;
 mod upgrades;
 
