@@ -173,8 +173,8 @@ impl HttpSocket {
         match &self.socket {
             Socket::Loopback(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // An event is sent as it comes.
-                stream.set_nodelay(true)?;
+                // An event is sent as it comes. Of a client that has gone nothing is to be had.
+                let _ = stream.set_nodelay(true);
                 Ok((stream.into(), None))
             }
             Socket::Unix(listener) => {
@@ -202,6 +202,7 @@ impl HttpSocket {
             };
             let (client, peer) = match accepted {
                 Ok(accepted) => accepted,
+                Err(error) if is_of_client(&error) => continue,
                 Err(error) => {
                     if last_told.is_none_or(|told| told.elapsed() >= COMPLAINT_PAUSE) {
                         last_told = Some(Instant::now());
@@ -211,13 +212,14 @@ impl HttpSocket {
                     continue;
                 }
             };
+            let place = match peer {
+                Some(actor) => places.take(actor),
+                None => places.take_unknown().await,
+            };
             // Of whoever has as many as it may have, this one is closed.
-            let Some(place) = places.take(peer) else { continue };
+            let Some(place) = place else { continue };
             let (front, router, ends) = (front.clone(), router.clone(), ends.clone());
-            tasks.spawn(async move {
-                let _place = place;
-                front.talk(client, peer, router, ends).await;
-            });
+            tasks.spawn(async move { front.talk((client, place), peer, router, ends).await });
         }
         // Not for a moment may another process listen there: it would be sent what is meant for the next program, tokens included.
         let left = front.hand_over().has_begun().then_some(self);
@@ -231,6 +233,11 @@ impl HttpSocket {
         tasks.wait().await;
         left
     }
+}
+
+/// Whether it is one client that has gone before it was taken on: no reason to pause.
+fn is_of_client(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
 /// Refuses a folder in which others could put a socket of their own in the place of this one, if only while no daemon runs, as in a
