@@ -128,6 +128,7 @@ impl Fronted {
         for name in ["http-chat", "chat"] {
             std::fs::write(guests_dir.join(format!("{name}.wasm")), guests::example(name)).expect("written");
         }
+        std::fs::write(guests_dir.join("hostile.wasm"), guests::hostile()).expect("written");
         let http = HttpSettings { listen: Some(listen), body_bytes: 1 << 20, ..HttpSettings::default() };
         let mut config = Config {
             guests_dir: Some(guests_dir),
