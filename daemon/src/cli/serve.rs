@@ -266,6 +266,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // that come meanwhile should wait for this one.
     let Sockets { mut listener, endpoint, metrics_are_lent, http, are_inherited } =
         Sockets::of(lent, &config).await?;
+    // A daemon that takes the place of another serves those who are there, with tokens or without.
+    if !are_inherited {
+        start_check::check_http(&config, Starter::Own).map_err(Box::new)?;
+    }
     let socket = listener.path().to_owned();
     // The service manager may have said where.
     let _ = settings.listened.set(socket.clone());

@@ -27,10 +27,12 @@ pub struct HttpSettings {
     pub tokens_dir: Option<PathBuf>,
     /// Bytes of the body of one request. What becomes of them is on the account of its user, `host_bytes`, until the answer is read.
     pub body_bytes: usize,
-    /// Connections of each user at a time. On a loopback address all have four times as many together. All are among those that the
-    /// daemon has descriptors for. Those beyond are closed.
+    /// Connections of each user at a time. On a loopback address those that have shown no token yet are nobody's: four times as many
+    /// together, of which the oldest is closed where another comes. All are among those that the daemon has descriptors for. Those
+    /// beyond are closed.
     pub n_connections: usize,
-    /// Time that a client may take to send the head of a request, and again to send its body.
+    /// Time that a client may take to send the head of a request, and again to send its body. On a loopback address the first head
+    /// has to be there within five seconds.
     pub read_ms: u64,
     /// Time in which a client has to take some of its answer when there is more of it to send.
     pub write_ms: u64,

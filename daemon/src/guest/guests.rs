@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, ActorId, GuestId};
 
+use super::beside::Beside;
 use super::cache::{CacheLimits, CodeCache};
 use super::code_key::{BroughtBy, Wanted};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
@@ -142,6 +143,11 @@ impl GuestHost {
     #[must_use]
     pub fn limits(&self) -> &GuestLimits {
         &self.limits
+    }
+
+    /// Where this process does long work for users, by fair shares.
+    pub(crate) fn beside(&self) -> &Beside {
+        self.pool.beside()
     }
 
     /// Where guests run.

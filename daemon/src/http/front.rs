@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -22,14 +22,15 @@ use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use trellis_client::Client;
+use trellis_client::{Client, ModelInfo};
+use trellis_engine::model::YieldPoint;
 
 use super::arrivals::Arrivals;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::fields::Fields;
-use super::places::Places;
-use super::share::{self, Share};
+use super::places::{Place, Places};
+use super::share::{JsonSize, Share, Work};
 use super::tokens::{Tokens, random_hex};
 use super::write_timeout::WriteTimeout;
 use super::{anthropic, openai};
@@ -37,14 +38,16 @@ use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
 use crate::ipc::HandOver;
 use crate::service::HostService;
-use crate::session::{Actor, Quota, QuotaPermit, Sessions};
-use crate::user_places::UserPlaces;
+use crate::session::{Actor, Sessions};
 
 /// Bytes under way between a request and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
 
 /// Bytes of the head of a request, and of what is read of its body at a time.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// What is charged at a time of a body that comes in pieces.
+const CHARGED_BYTES: u64 = 64 << 10;
 
 /// The header by which clients of OpenAI's API name an answer to whoever is to find out about it.
 const REQUEST_ID: &str = "x-request-id";
@@ -62,10 +65,7 @@ pub(super) struct Ends {
 pub(crate) struct Front {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
-    /// Of users, for work on what is large.
-    large_work: UserPlaces,
-    /// Connections of those who came with tokens.
-    with_tokens: Arc<Quota>,
+    work: Arc<Work>,
     shutdown: CancellationToken,
     hand_over: Arc<HandOver>,
     arrivals: Arrivals,
@@ -99,11 +99,11 @@ impl Front {
         if let Some(tokens) = &tokens {
             tracing::info!(place = %tokens.place().display(), "HTTP requests need a token");
         }
+        let host = daemon.service().host();
         Ok(Arc::new(Self {
             sessions: daemon.sessions().clone(),
             service: daemon.service().clone(),
-            large_work: share::places(),
-            with_tokens: Quota::new(config.http.n_connections),
+            work: Work::new(host.beside().clone(), Duration::from_millis(host.limits().cpu_ms)),
             shutdown: daemon.shutdown().clone(),
             hand_over: daemon.upgrade().hand_over().clone(),
             arrivals: Arrivals::default(),
@@ -131,7 +131,7 @@ impl Front {
     }
 
     /// Places for those who come.
-    pub(super) fn places(&self) -> Places {
+    pub(super) fn places(&self) -> Arc<Places> {
         Places::new(self.settings.n_connections, self.sessions.places().clone())
     }
 
@@ -179,9 +179,14 @@ impl Front {
         Ok(Client::over(near).await?)
     }
 
+    /// The models that this user may know of.
+    pub(super) async fn models(&self, actor: Actor) -> Result<Vec<ModelInfo>, Failure> {
+        Ok(self.connect(actor).await?.models().await?)
+    }
+
     /// What a request of this user takes of the daemon: nothing yet.
     pub(super) async fn share(&self, actor: Actor) -> Share {
-        Share::new(&self.service.account_beside_sessions(actor).await, actor, &self.large_work)
+        Share::new(&self.service.account_beside_sessions(actor).await, actor, &self.work)
     }
 
     /// Reads the body of a request as `read` does. What it comes to is on its user's account.
@@ -193,15 +198,18 @@ impl Front {
     ) -> Result<(T, Share), Failure> {
         let mut share = self.share(actor).await;
         let bytes = self.body(body, &mut share).await?;
-        share.set(share::bytes_of_json(&bytes))?;
-        let read = share.work(move || read(Fields::of_body(&bytes)?)).await?;
-        Ok((read, share))
+        let work = move |yields: &YieldPoint| read(Fields::of_body(&bytes, yields)?);
+        let read = share.work(share.n_bytes(), work).await?;
+        // What was given up on the way is not wrong.
+        share.has_time()?;
+        Ok((read?, share))
     }
 
+    /// The bytes of a body. From the first on, what they come to when they are read is on the account.
     async fn body(&self, mut body: Body, share: &mut Share) -> Result<Vec<u8>, Failure> {
         let limit = self.settings.body_bytes;
         let all = async {
-            let mut bytes = Vec::new();
+            let (mut bytes, mut size) = (Vec::new(), JsonSize::default());
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| {
                     let message = format!("the body cannot be read: {error}");
@@ -213,8 +221,11 @@ impl Front {
                     let message = format!("the body has more than the limit of {limit} bytes");
                     return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
                 }
-                // A list that grows may come to twice what is in it.
-                share.set(2 * n_bytes as u64)?;
+                size.add(&data);
+                // Not for each byte of a body that comes byte by byte.
+                if size.n_bytes() > share.n_bytes() {
+                    share.set(size.n_bytes().next_multiple_of(CHARGED_BYTES))?;
+                }
                 bytes.extend_from_slice(&data);
             }
             Ok(bytes)
@@ -225,29 +236,30 @@ impl Front {
         })
     }
 
-    /// Answers the requests of a connection; once the daemon is about to end, or another goes on with its socket, those alone that are
-    /// under way. A client that has asked nothing until then may still do so, once.
+    /// Answers the requests of a connection in its place; once the daemon is about to end, or another goes on with its socket, those
+    /// alone that are under way. A client that has asked nothing until then may still do so, once.
     pub(super) async fn talk(
         self: Arc<Self>,
-        client: Connection,
+        (client, place): (Connection, Place),
         peer: Option<Actor>,
         router: Router,
         ends: Ends,
         arrived: TaskTrackerToken,
     ) {
         let stream = WriteTimeout::new(client.clone(), Duration::from_millis(self.settings.write_ms));
-        let place = Arc::new(Mutex::default());
         let has_asked = CancellationToken::new();
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
-            let (front, router, place) = (self.clone(), router.clone(), place.clone());
+            let (front, router, place) = (self.clone(), router.clone(), &place);
             let held = front.arrivals.note();
             has_asked.cancel();
             async move {
                 // Until the answer is there, or has begun.
                 let _held = held;
+                place.asks();
                 let admitted = front.admit(peer, request.headers()).await;
-                let admitted = admitted.and_then(|actor| front.with_place(&place, actor));
+                // Where the kernel says who asks, it is that user's since it came.
+                let admitted = admitted.and_then(|actor| place.is_of(actor).map(|()| actor));
                 let is_refused = admitted.is_err();
                 let mut response = match admitted {
                     Ok(actor) => {
@@ -275,7 +287,12 @@ impl Front {
         let mut server = http1::Builder::new();
         server.timer(TokioTimer::new()).header_read_timeout(self.read_time()).max_buf_size(BUFFER_BYTES);
         let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
-        let mut gone = pin!(client.ends());
+        let mut gone = pin!(async {
+            tokio::select! {
+                () = client.ends() => {}
+                () = place.has_to_go(self.read_time()) => {}
+            }
+        });
         tokio::select! {
             // What can be answered at once is, also to a client that says no more.
             biased;
@@ -295,24 +312,6 @@ impl Front {
             () = gone => {}
             () = ends.are_over.cancelled() => {}
         }
-    }
-
-    /// An actor whose connection has one of its user's places, from the first request on that has the user's token. Where the kernel
-    /// says who asks, it has had one since it came.
-    fn with_place(&self, place: &Mutex<Option<(u32, QuotaPermit)>>, actor: Actor) -> Result<Actor, Failure> {
-        if self.tokens.is_none() {
-            return Ok(actor);
-        }
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.as_ref().is_none_or(|(uid, _)| *uid != actor.uid) {
-            let permit = self.with_tokens.take(actor).ok_or_else(|| {
-                let message =
-                    format!("this user has {} connections, which is the limit", self.settings.n_connections);
-                Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_connections", message)
-            })?;
-            *place = Some((actor.uid, permit));
-        }
-        Ok(actor)
     }
 
     /// Whose a request is.

@@ -228,8 +228,8 @@ impl HttpSocket {
         match &self.socket {
             Socket::Loopback(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // An event is sent as it comes.
-                stream.set_nodelay(true)?;
+                // An event is sent as it comes. Of a client that has gone nothing is to be had.
+                let _ = stream.set_nodelay(true);
                 Ok((stream.into(), None))
             }
             Socket::Unix(listener) => {
@@ -260,6 +260,7 @@ impl HttpSocket {
             };
             let (client, peer) = match accepted {
                 Ok(accepted) => accepted,
+                Err(error) if is_of_client(&error) => continue,
                 Err(error) => {
                     if last_told.is_none_or(|told| told.elapsed() >= COMPLAINT_PAUSE) {
                         last_told = Some(Instant::now());
@@ -269,14 +270,15 @@ impl HttpSocket {
                     continue;
                 }
             };
+            let place = match peer {
+                Some(actor) => places.take(actor),
+                None => places.take_unknown().await,
+            };
             // Of whoever has as many as it may have, this one is closed.
-            let Some(place) = places.take(peer) else { continue };
+            let Some(place) = place else { continue };
             let (front, router, ends, arrived) =
                 (front.clone(), router.clone(), ends.clone(), arrivals.note());
-            tasks.spawn(async move {
-                let _place = place;
-                front.talk(client, peer, router, ends, arrived).await;
-            });
+            tasks.spawn(async move { front.talk((client, place), peer, router, ends, arrived).await });
         }
         drop(accepts);
         // Not for a moment may another process listen there: it would be sent what is meant for the next program, tokens included.
@@ -289,6 +291,11 @@ impl HttpSocket {
         tasks.wait().await;
         left
     }
+}
+
+/// Whether it is one client that has gone before it was taken on: no reason to pause.
+fn is_of_client(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
 /// Refuses a folder in which others could put a socket of their own in the place of this one, if only while no daemon runs, as in a

@@ -162,7 +162,8 @@ impl Registry {
         }
         let message = format!(
             "the component {name} is not there: `trellis build {name} -o FOLDER/{name}.wasm` puts it into the folder that guests_dir \
-             names, and packages bring it"
+             names, and packages bring it; in a checkout it is taken from there, unless others than its user may write to the checkout, or \
+             to a folder above it (chmod g-w, o-w)"
         );
         Err(ErrorBody { message, ..missing })
     }
