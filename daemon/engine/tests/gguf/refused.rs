@@ -51,7 +51,7 @@ fn what_is_missing_or_has_no_place_is_named() {
     assert!(refused(&file).contains("tokenizer.ggml.bos_token_id is 305; expected an integer from 0 to 304"));
 }
 
-/// Every string of two letters is a piece of others: of 17 letters there are four million ways to part one.
+/// Every string of up to 16 letters, of two, is a piece: there are 1.8 million ways to part one into two others.
 #[test]
 fn pieces_that_part_in_too_many_ways_are_refused() {
     let mut file = of_pieces();
