@@ -1,6 +1,7 @@
 """GGUF files on the other side: llama.cpp, through the library inside of the package xllamacpp, and the package gguf.
 
     pip install xllamacpp gguf numpy
+    pip download --no-deps dashscope; python3 llama_cpp.py merges dashscope-*.whl > qwen-merges.txt    # a part of Qwen's vocabulary
     cargo test -p trellis-engine --test gguf -- --ignored --nocapture files_for_goldens    # writes files, and says where
     python3 llama_cpp.py blocks > gguf-blocks.json
     python3 llama_cpp.py logprobs FOLDER > gguf-tiny.json
@@ -11,12 +12,14 @@
 `logprobs` computes in float32 with the numbers that the package gguf makes of a file, so that only the reading of the file is
 compared: llama.cpp's own kernels round activations to 8 bits beside quantised weights.
 """
+import base64
 import ctypes as C
 import json
 import os
 import struct
 import sys
 import tempfile
+import zipfile
 
 import gguf
 import numpy as np
@@ -26,6 +29,7 @@ import xllamacpp.xllamacpp as library
 L = C.CDLL(library.__file__)
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"]
 N_TOP = 5
+N_FIRST_MERGES = 3000
 
 PROMPTS = [
     [0, 3, 206, 498, 314, 228, 26, 30, 474, 228, 27, 31, 38, 6, 206, 4, 206],
@@ -49,6 +53,7 @@ TEXTS = [
     "<|user|>\nthe<|end|> <|assistant|> [tool] </s><s> a",
     "e\u0301 a\u0308 \u00a0 \u2003 x",
     "in the beginning on the other hand ing▁the▁",
+    "a<|im_start|>b<|im_end|> <|fim_pad|></s><|file_sep|>",
 ]
 
 
@@ -70,7 +75,12 @@ L.llama_get_logits_ith.restype = C.POINTER(C.c_float)
 L.llama_get_logits_ith.argtypes = [C.c_void_p, C.c_int32]
 L.llama_free.argtypes = [C.c_void_p]
 L.llama_model_free.argtypes = [C.c_void_p]
-L.llama_vocab_n_tokens.argtypes = [C.c_void_p]
+for asked in ["llama_vocab_n_tokens", "llama_vocab_bos"]:
+    getattr(L, asked).argtypes = [C.c_void_p]
+L.llama_vocab_get_add_bos.restype = C.c_bool
+L.llama_vocab_get_add_bos.argtypes = [C.c_void_p]
+L.llama_vocab_is_eog.restype = C.c_bool
+L.llama_vocab_is_eog.argtypes = [C.c_void_p, C.c_int32]
 L.llama_tokenize.argtypes = [
     C.c_void_p, C.c_char_p, C.c_int32, C.POINTER(C.c_int32), C.c_int32, C.c_bool, C.c_bool,
 ]
@@ -205,9 +215,9 @@ def of_files(folder):
 
 
 def of_texts(folder):
-    vocabularies = {}
+    vocabularies, names = {}, {}
     for file in sorted(os.listdir(folder)):
-        if not file.startswith("vocabulary-"):
+        if not file.startswith(("vocabulary-", "name-")):
             continue
         model = load(os.path.join(folder, file))
         vocab = L.llama_model_get_vocab(model)
@@ -218,10 +228,44 @@ def of_texts(folder):
             assert n >= 0
             return list(out[:n])
 
-        name = file.removeprefix("vocabulary-").removesuffix(".gguf")
-        vocabularies[name] = [{"parsed": encoded(text, True), "as_text": encoded(text, False)} for text in TEXTS]
+        kind, name = file.removesuffix(".gguf").split("-", 1)
+        bos = L.llama_vocab_bos(vocab) if L.llama_vocab_get_add_bos(vocab) else None
+        if kind == "name":
+            names[name] = {"bos": bos, "tokens": encoded("\n".join(TEXTS), False)}
+        else:
+            ends = [token for token in range(L.llama_vocab_n_tokens(vocab)) if L.llama_vocab_is_eog(vocab, token)]
+            texts = [{"parsed": encoded(text, True), "as_text": encoded(text, False)} for text in TEXTS]
+            vocabularies[name] = {"bos": bos, "ends": ends, "texts": texts}
         L.llama_model_free(model)
-    return {"texts": TEXTS, "vocabularies": vocabularies}
+    return {"texts": TEXTS, "vocabularies": vocabularies, "names": names}
+
+
+def merges(wheel):
+    """The first merges of Qwen's vocabulary, and those of all its tokens that TEXTS have somewhere, in its order: two tokens each,
+    as GPT-2 writes bytes."""
+    with zipfile.ZipFile(wheel) as archive:
+        lines = archive.read("dashscope/resources/qwen.tiktoken").splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
+    texts = "\n".join(TEXTS).encode()
+    wanted = [token for token, rank in ranks.items() if rank < 256 + N_FIRST_MERGES or token in texts]
+    made = {}
+    while wanted:
+        token = wanted.pop()
+        if len(token) == 1 or token in made:
+            continue
+        parts = [token[idx:idx + 1] for idx in range(len(token))]
+        while len(parts) > 2:
+            pairs = [ranks.get(parts[idx] + parts[idx + 1], len(ranks)) for idx in range(len(parts) - 1)]
+            best = pairs.index(min(pairs))
+            assert pairs[best] < ranks[token]
+            parts[best:best + 2] = [parts[best] + parts[best + 1]]
+        made[token] = parts
+        wanted.extend(parts)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    letters = {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + idx) for idx, byte in enumerate(rest)}}
+    for token in sorted(made, key=ranks.get):
+        print(" ".join("".join(letters[byte] for byte in part) for part in made[token]))
 
 
 def by_quantiser(folder):
@@ -254,8 +298,8 @@ def by_quantiser(folder):
 
 def main():
     command, *arguments = sys.argv[1:]
-    if command == "quantised":
-        return by_quantiser(*arguments)
+    if command in ("quantised", "merges"):
+        return {"quantised": by_quantiser, "merges": merges}[command](*arguments)
     made = {"blocks": blocks, "logprobs": of_files, "tokens": of_texts}[command](*arguments)
     versions = f"xllamacpp {xllamacpp.__version__}, gguf 0.19, numpy {np.__version__}"
     json.dump({"library": versions, **made}, sys.stdout, ensure_ascii=True)

@@ -1,8 +1,9 @@
-//! A registry of OCI artifacts on this machine: what the distribution specification says of pulls and pushes, with a password if it
-//! is to have one, and able to lie.
+//! A registry of OCI artifacts on this machine: what the distribution specification says of pulls and pushes, with a password or a
+//! certificate if it is to have one, and able to lie.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +17,15 @@ use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, LOCATION, WWW_A
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use crate::pack;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -86,7 +94,7 @@ impl Registry {
     /// The machine has no port left.
     #[must_use]
     pub fn start() -> Self {
-        Self::started(None)
+        Self::started(None, None)
     }
 
     /// Starts one for who has a password: this value of an `Authorization` header.
@@ -95,10 +103,29 @@ impl Registry {
     /// As [`Self::start`].
     #[must_use]
     pub fn with_password(basic: &str) -> Self {
-        Self::started(Some(basic.to_owned()))
+        Self::started(Some(basic.to_owned()), None)
     }
 
-    fn started(basic: Option<String>) -> Self {
+    /// Starts one that is spoken to over TLS alone. It is 127.0.0.1, says who signs at [`authority`].
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn with_tls() -> Self {
+        let read = |name: &str| std::fs::read(tls_file(name)).expect("it is in the repository");
+        let chain = CertificateDer::pem_slice_iter(&read("server.pem")).collect::<Result<Vec<_>, _>>();
+        let key = PrivateKeyDer::from_pem_slice(&read("server.key")).expect("a key");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("the provider has them")
+            .with_no_client_auth()
+            .with_single_cert(chain.expect("certificates"), key)
+            .expect("they belong together");
+        Self::started(None, Some(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    fn started(basic: Option<String>, tls: Option<TlsAcceptor>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -111,13 +138,17 @@ impl Registry {
         runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let shared = served.clone();
-                let service = service_fn(move |request| {
-                    let shared = shared.clone();
-                    async move { Ok::<_, Infallible>(shared.answer(request).await) }
+                let tls = tls.clone();
+                tokio::spawn(async move {
+                    match tls {
+                        None => serve(shared, stream).await,
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                serve(shared, stream).await;
+                            }
+                        }
+                    }
                 });
-                let connection = hyper::server::conn::http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service);
-                tokio::spawn(async move { drop(connection.await) });
             }
         });
         Self { shared, _runtime: runtime }
@@ -166,6 +197,25 @@ impl Registry {
         self.shared.held().blobs.insert(digest.clone(), Bytes::copy_from_slice(content));
         digest
     }
+}
+
+/// The certificate that signs that of a registry with TLS. Nobody but a test trusts it.
+#[must_use]
+pub fn authority() -> PathBuf {
+    tls_file("ca.pem")
+}
+
+fn tls_file(name: &str) -> PathBuf {
+    pack::root().join("tests/golden/tls").join(name)
+}
+
+async fn serve(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    let service = service_fn(move |request| {
+        let shared = shared.clone();
+        async move { Ok::<_, Infallible>(shared.answer(request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new();
+    drop(connection.serve_connection(TokioIo::new(stream), service).await);
 }
 
 /// `sha256:…` of some content.

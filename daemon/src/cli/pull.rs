@@ -1,6 +1,7 @@
 //! `trellis pull`: fetches a guest from a registry or a folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use clap::Args;
 use serde::Serialize;
@@ -18,7 +19,8 @@ Examples:
   trellis pull ghcr.io/OWNER/chat@sha256:… -o chat.wasm  that one and no other, into a file
   trellis pull oci:./shared:1.0                          from a folder, an OCI image layout
 
-Every digest is worked out anew. What is asked for by its digest and was fetched before comes from the cache, without a registry.
+Every digest is worked out anew. What is asked for by its digest and was fetched before comes from the cache, without a registry;
+the cache keeps up to 1 GB, and what was not asked for for the longest goes (`trellis doctor` says how much there is).
 Passwords are those of docker's configuration (`docker login`); registries on this machine are asked without TLS.";
 
 /// Fetch a guest from a registry or a folder, and check it
@@ -57,6 +59,9 @@ pub(crate) async fn pull(args: PullArgs, format: Format) -> Result<(), CliError>
     let PullArgs { reference, output, registry, socket } = args;
     let interrupts = Interrupts::watch()?;
     let reference = pinpointed(&reference)?;
+    if let Some(path) = &output {
+        is_replaceable(path).map_err(CliError::io(format!("write {}", path.display())))?;
+    }
     let home = HomeArgs { socket, ..HomeArgs::default() };
     let pulled = interrupts
         .stop(async {
@@ -91,6 +96,14 @@ pub(crate) async fn pull(args: PullArgs, format: Format) -> Result<(), CliError>
     })
 }
 
+/// Whether there can be a file at a path afterwards: it takes the place of what is there, which a device or a pipe is not for.
+fn is_replaceable(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_symlink() => Err(io::Error::other("it is not a file")),
+        _ => Ok(()),
+    }
+}
+
 /// A reference that says which artifact is meant.
 fn pinpointed(word: &str) -> Result<Reference, OciError> {
     let reference: Reference = word.parse()?;
@@ -99,4 +112,21 @@ fn pinpointed(word: &str) -> Result<Reference, OciError> {
         return Err(OciError::Reference { word: word.to_owned(), reason });
     }
     Ok(reference)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_or_a_folder_is_not_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("x.wasm");
+        is_replaceable(&file).expect("nothing is there");
+        fs::write(&file, "x").expect("written");
+        is_replaceable(&file).expect("a file");
+        assert!(is_replaceable(folder.path()).is_err());
+        #[cfg(unix)]
+        assert!(is_replaceable(Path::new("/dev/null")).is_err());
+    }
 }

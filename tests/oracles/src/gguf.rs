@@ -21,7 +21,7 @@ const TYPES: [(u32, usize, usize); 8] = [
 ];
 
 /// Keys that mean something.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 19] = [
     "general.architecture",
     "general.alignment",
     "llama.block_count",
@@ -35,10 +35,15 @@ const KEYS: [&str; 14] = [
     "tokenizer.ggml.tokens",
     "tokenizer.ggml.scores",
     "tokenizer.ggml.token_type",
+    "tokenizer.ggml.add_bos_token",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.fim_pad_token_id",
+    "tokenizer.ggml.merges",
     "tokenizer.chat_template",
 ];
 
-const WORDS: [&str; 12] = [
+const WORDS: [&str; 16] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -51,6 +56,10 @@ const WORDS: [&str; 12] = [
     "<0x41>",
     "a",
     "{{ messages }}",
+    "</s>",
+    "<|end|>",
+    "[PAD]",
+    "",
 ];
 
 /// Opens a file of these bytes: as they are, or one that is right but for changes in its keys, its tensors and its bytes.
@@ -92,8 +101,10 @@ fn is_whole(model: &Model, n_file_bytes: usize) {
         model.checkpoint.read_bytes_at(name, start, &mut part).expect("it lies in the file");
         assert!(part == whole[start..], "{name}");
     }
+    let is_token = |token: &u32| (*token as usize) < model.config.vocab_size;
+    assert!(model.stop_tokens.iter().chain(&model.bos_token).all(is_token), "{:?}", model.stop_tokens);
     if let Ok(tokens) = model.tokenizer.encode("a ab<s>\u{e9}", SpecialTokens::AsText) {
-        assert!(tokens.iter().all(|token| (*token as usize) < model.config.vocab_size), "{tokens:?}");
+        assert!(tokens.iter().all(is_token), "{tokens:?}");
     }
 }
 

@@ -20,18 +20,18 @@ const LAYER: &str = "application/wasm";
 const TAG: &str = "org.opencontainers.image.ref.name";
 
 /// A user with a cache and a configuration of docker's of its own.
-struct Desk {
+pub(crate) struct Desk {
     folder: TempDir,
 }
 
 impl Desk {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         fs::create_dir(folder.path().join("docker")).expect("made");
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -41,25 +41,25 @@ impl Desk {
         command
     }
 
-    fn trellis(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn trellis(&self, arguments: &[&str]) -> Command {
         let mut command = self.of(daemons::trellis(exe()));
         command.args(arguments);
         command
     }
 
     /// Asserts that a command did what it was asked to; what it printed.
-    fn done(&self, arguments: &[&str]) -> String {
+    pub(crate) fn done(&self, arguments: &[&str]) -> String {
         succeeded(&output(&mut self.trellis(arguments)))
     }
 
     /// As [`Self::done`], as JSON.
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let arguments = [&["--json"][..], arguments].concat();
         serde_json::from_str(&self.done(&arguments)).expect("JSON")
     }
 
     /// Asserts that a command failed with this status; what it said.
-    fn failed(&self, arguments: &[&str], status: i32) -> String {
+    pub(crate) fn failed(&self, arguments: &[&str], status: i32) -> String {
         let output = output(&mut self.trellis(arguments));
         let said = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
@@ -68,25 +68,25 @@ impl Desk {
     }
 
     /// Writes a component.
-    fn component(&self, wasm: &[u8]) -> String {
+    pub(crate) fn component(&self, wasm: &[u8]) -> String {
         fs::write(self.path("guest.wasm"), wasm).expect("written");
         "guest.wasm".to_owned()
     }
 
     /// Everything that is kept, by its name.
-    fn kept(&self) -> Vec<String> {
+    pub(crate) fn kept(&self) -> Vec<String> {
         let Ok(names) = fs::read_dir(self.path("cache/trellis/oci/blobs/sha256")) else { return Vec::new() };
         names.map(|entry| entry.expect("readable").file_name().into_string().expect("UTF-8")).collect()
     }
 }
 
-fn succeeded(output: &Output) -> String {
+pub(crate) fn succeeded(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
 /// A component that is a guest by its names, and one more for each number.
-fn small(number: u32) -> Vec<u8> {
+pub(crate) fn small(number: u32) -> Vec<u8> {
     let text = format!(
         r#"(component
             (core module $m (func (export "run")) (global i32 (i32.const {number})))
@@ -107,7 +107,7 @@ fn with_guest(desk: &Desk, number: u32) -> (Registry, String, String) {
 }
 
 /// The digest of the one layer of a manifest.
-fn layer_of(manifest: &[u8]) -> String {
+pub(crate) fn layer_of(manifest: &[u8]) -> String {
     let manifest: Value = serde_json::from_slice(manifest).expect("JSON");
     manifest["layers"][0]["digest"].as_str().expect("a digest").to_owned()
 }
@@ -167,7 +167,7 @@ fn a_guest_goes_to_a_registry_and_is_run_from_there() {
     assert!(fs::read(component).expect("kept") == wasm);
 }
 
-fn digest_hex(content: &[u8]) -> String {
+pub(crate) fn digest_hex(content: &[u8]) -> String {
     digest(content).trim_start_matches("sha256:").to_owned()
 }
 

@@ -69,6 +69,7 @@ mod profiles;
 mod programs;
 mod queues;
 mod recordings;
+mod registries;
 mod reload;
 mod saved;
 mod schedules;

@@ -52,5 +52,8 @@ fn files_for_goldens() {
     for (name, file) in vocabularies::all() {
         std::fs::write(folder.join(format!("vocabulary-{name}.gguf")), file.bytes()).expect("written");
     }
+    for (name, file) in vocabularies::of_every_name() {
+        std::fs::write(folder.join(format!("name-{name}.gguf")), file.bytes()).expect("written");
+    }
     println!("{}", folder.display());
 }

@@ -44,8 +44,28 @@ fn what_is_missing_or_has_no_place_is_named() {
     file.set("tokenizer.ggml.scores", Meta::F32s(vec![0.0]));
     assert!(refused(&file).contains("a number for each of 305 tokens"));
     let mut file = of_pieces();
+    file.set("tokenizer.ggml.tokens", Meta::Texts(vec!["x".repeat(1 << 20); 17]));
+    assert!(refused(&file).contains("at most 262144 texts of 16777216 bytes together"));
+    let mut file = of_pieces();
     file.set("tokenizer.ggml.bos_token_id", Meta::U32(305));
     assert!(refused(&file).contains("tokenizer.ggml.bos_token_id is 305; expected an integer from 0 to 304"));
+}
+
+/// Every string of up to 16 letters, of two, is a piece: there are 1.8 million ways to part one into two others.
+#[test]
+fn pieces_that_part_in_too_many_ways_are_refused() {
+    let mut file = of_pieces();
+    let texts: Vec<String> = (1..17)
+        .flat_map(|n| {
+            (0..1_u32 << n)
+                .map(move |bits| (0..n).map(|idx| if bits >> idx & 1 == 1 { 'a' } else { 'b' }).collect())
+        })
+        .collect();
+    let n = texts.len();
+    file.set("tokenizer.ggml.tokens", Meta::Texts(texts));
+    file.set("tokenizer.ggml.scores", Meta::F32s(vec![0.0; n]));
+    file.set("tokenizer.ggml.token_type", Meta::I32s(vec![1; n]));
+    assert!(refused(&file).contains("at most 1048576 merges"));
 }
 
 #[test]
@@ -75,8 +95,14 @@ fn frequencies_are_divided_by_what_the_file_says() {
         expected.iter().zip(&divisors).map(|(frequency, divisor)| frequency / divisor).collect();
     assert_eq!(found, expected);
     let mut file = of_pieces();
+    let mut steeper = of_pieces();
+    let others: Vec<f32> = divisors.iter().map(|divisor| divisor + 1.0).collect();
+    steeper.add("rope_freqs.weight", &[8], Type::F32.id(), Type::F32.encode(&others));
+    let steeper = open(&steeper);
+    assert_ne!(steeper.fingerprint, model.fingerprint, "it computes something else");
+    assert_ne!(steeper.identity(), model.identity());
     file.add("rope_freqs.weight", &[4], Type::F32.id(), vec![0; 16]);
-    assert!(refused(&file).contains("8 finite numbers above 0"));
+    assert!(refused(&file).contains("8 numbers from 0.000001 to 1000000"));
 }
 
 #[test]
@@ -86,7 +112,7 @@ fn a_file_is_told_about_although_it_cannot_be_used() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("x.gguf");
     std::fs::write(&path, file.bytes()).expect("written");
-    let (facts, opened) = ModelFacts::of("x", &ModelSource::at(path)).expect("it has a header");
+    let (facts, opened) = ModelFacts::of("x", &ModelSource::at(path.clone())).expect("it has a header");
     assert!(opened.expect_err("refused").to_string().contains("Q5_K"));
     assert_eq!(
         (facts.format, facts.architecture.as_deref(), facts.n_positions),
@@ -95,6 +121,10 @@ fn a_file_is_told_about_although_it_cannot_be_used() {
     assert_eq!((facts.n_tokens, facts.tokenizer.as_deref()), (Some(305), Some("llama")));
     let types: Vec<(&str, usize)> = facts.types.iter().map(|of| (of.name.as_str(), of.n_tensors)).collect();
     assert_eq!(types, [("F32", 11), ("Q5_K", 1)]);
+    file.set("general.architecture", Meta::Text("x".repeat(1 << 20)));
+    std::fs::write(&path, file.bytes()).expect("written");
+    let (facts, _) = ModelFacts::of("x", &ModelSource::at(path)).expect("it has a header");
+    assert_eq!(facts.architecture.map(|name| name.len()), Some(40));
     let source = ModelSource::Folder("/no/such/folder".into());
     assert!(ModelFacts::of("x", &source).is_err());
 }

@@ -2,10 +2,27 @@
 
 use trellis_engine::model::{SpecialText, SpecialTokens};
 
-use crate::files::{Gguf, Meta, Type, add_byte_pairs};
-use crate::{bundled_path, golden, open, tokens};
+use crate::files::{Gguf, Meta, Type, add_byte_pairs_and};
+use crate::{bundled_path, golden, open, open_bytes, tokens};
 
-const PRES: [&str; 5] = ["llama-bpe", "qwen2", "gpt-2", "smollm", "tekken"];
+/// Of those that are alike one.
+const PRES: [&str; 7] = ["llama-bpe", "smaug-bpe", "qwen2", "gpt-2", "smollm", "tekken", "seed-coder"];
+
+/// Tokens that llama.cpp knows by their text, of which it does not mind the type.
+const ENDS: [(&str, i32); 12] = [
+    ("<|endoftext|>", 3),
+    ("<|im_start|>", 3),
+    ("<|im_end|>", 1),
+    ("<|fim_prefix|>", 4),
+    ("<|fim_suffix|>", 3),
+    ("<|fim_middle|>", 3),
+    ("<|fim_pad|>", 4),
+    ("<|repo_name|>", 3),
+    ("<|file_sep|>", 3),
+    ("</s>", 4),
+    ("[tool]", 4),
+    ("", 1),
+];
 
 /// Pieces that SentencePiece might have learned, best first, behind special tokens and bytes.
 const PIECES: [&str; 44] = [
@@ -123,17 +140,69 @@ pub(crate) fn of_pieces() -> Gguf {
 }
 
 fn of_byte_pairs(pre: &str) -> Gguf {
+    of_byte_pairs_and(pre, &[])
+}
+
+fn of_byte_pairs_and(pre: &str, more: &[(&str, i32)]) -> Gguf {
     let mut file = layer(32);
-    add_byte_pairs(&mut file, &bundled_path("tiny"), pre);
-    embedded(file, 4096)
+    add_byte_pairs_and(&mut file, &bundled_path("tiny"), pre, more);
+    embedded(file, 4096 + more.len())
+}
+
+/// A part of Qwen's own vocabulary: bytes, what its merges make of them, and its tokens that are none.
+fn of_qwen() -> Gguf {
+    let path =
+        std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen-merges.txt");
+    let merges = std::fs::read_to_string(path).expect("it is in the repository");
+    let merges: Vec<String> = merges.lines().map(str::to_owned).collect();
+    // As GPT-2 writes bytes: printable ones as they are, the others from 256 on.
+    let is_printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let others = 256 + (0..256).filter(|byte| !is_printable(byte)).count() as u32;
+    let bytes = (0..256).filter(is_printable).chain(256..others);
+    let mut texts: Vec<String> =
+        bytes.map(|code| char::from_u32(code).expect("a letter").to_string()).collect();
+    texts.extend(merges.iter().map(|merge| merge.replacen(' ', "", 1)));
+    let n_ordinary = texts.len();
+    let own = &ENDS[..9];
+    texts.extend(own.iter().map(|(text, _)| (*text).to_owned()));
+    let n = texts.len();
+    let mut file = layer(32);
+    file.set("tokenizer.ggml.model", Meta::Text("gpt2".into()));
+    file.set("tokenizer.ggml.pre", Meta::Text("qwen2".into()));
+    file.set("tokenizer.ggml.tokens", Meta::Texts(texts));
+    let kinds = (0..n).map(|token| if token < n_ordinary { 1 } else { 3 });
+    file.set("tokenizer.ggml.token_type", Meta::I32s(kinds.collect()));
+    file.set("tokenizer.ggml.merges", Meta::Texts(merges));
+    file.set("tokenizer.ggml.bos_token_id", Meta::U32(n_ordinary as u32));
+    file.set("tokenizer.ggml.eos_token_id", Meta::U32(n_ordinary as u32 + 2));
+    file.set("tokenizer.ggml.add_bos_token", Meta::Flag(false));
+    embedded(file, n)
+}
+
+/// All names that errors tell.
+fn known_pres() -> Vec<String> {
+    let error = open_bytes(&of_byte_pairs("default").bytes()).expect_err("it has no expression").to_string();
+    let (_, names) = error.split_once("expected one of ").expect("the names that are known");
+    names.split(", ").map(|name| name.trim_matches('"').to_owned()).collect()
 }
 
 /// By the names of their goldens.
 pub(crate) fn all() -> Vec<(String, Gguf)> {
     let mut unprefixed = of_pieces();
     unprefixed.set("tokenizer.ggml.add_space_prefix", Meta::Flag(false));
-    let pieces = [("pieces".to_owned(), of_pieces()), ("pieces-unprefixed".to_owned(), unprefixed)];
-    PRES.iter().map(|pre| ((*pre).to_owned(), of_byte_pairs(pre))).chain(pieces).collect()
+    let mut unnamed = of_pieces();
+    unnamed.remove("tokenizer.ggml.bos_token_id");
+    unnamed.remove("tokenizer.ggml.eos_token_id");
+    let mut ends = of_byte_pairs_and("qwen2", &ENDS);
+    ends.remove("tokenizer.ggml.add_bos_token");
+    let own = [
+        ("pieces".to_owned(), of_pieces()),
+        ("pieces-unprefixed".to_owned(), unprefixed),
+        ("pieces-unnamed".to_owned(), unnamed),
+        ("ends".to_owned(), ends),
+        ("qwen".to_owned(), of_qwen()),
+    ];
+    PRES.iter().map(|pre| ((*pre).to_owned(), of_byte_pairs(pre))).chain(own).collect()
 }
 
 #[test]
@@ -144,7 +213,7 @@ fn texts_become_the_tokens_of_llama_cpp() {
     for (name, file) in all() {
         let model = open(&file);
         let of_vocabulary =
-            golden["vocabularies"][&name].as_array().expect("the golden file knows the vocabulary");
+            golden["vocabularies"][&name]["texts"].as_array().expect("the golden file knows the vocabulary");
         assert_eq!(of_vocabulary.len(), texts.len());
         for (text, expected) in texts.iter().zip(of_vocabulary) {
             for (specials, key) in [(SpecialTokens::Parse, "parsed"), (SpecialTokens::AsText, "as_text")] {
@@ -153,6 +222,61 @@ fn texts_become_the_tokens_of_llama_cpp() {
             }
         }
     }
+}
+
+#[test]
+fn texts_begin_and_end_as_with_llama_cpp() {
+    let golden = golden("gguf-tokens");
+    for (name, file) in all() {
+        let (model, of_vocabulary) = (open(&file), &golden["vocabularies"][&name]);
+        assert_eq!(model.stop_tokens, tokens(&of_vocabulary["ends"]), "{name}");
+        let bos = serde_json::from_value(of_vocabulary["bos"].clone()).expect("a token, or none");
+        assert_eq!(model.bos_token, bos, "{name}");
+    }
+}
+
+/// By one text with all others in it, and without what the file says of its beginning.
+#[test]
+fn every_name_of_a_way_to_cut_is_that_of_llama_cpp() {
+    let golden = golden("gguf-tokens");
+    let texts: Vec<String> = serde_json::from_value(golden["texts"].clone()).expect("texts");
+    let names = known_pres();
+    assert!(names.len() > 40 && !names.iter().any(|name| name == "default"), "{names:?}");
+    for name in names {
+        let model = open(&unsaid(&name));
+        let found = model.tokenizer.encode(&texts.join("\n"), SpecialTokens::AsText).expect("it encodes");
+        let expected = &golden["names"][&name];
+        assert!(expected.is_object(), "llama.cpp has no {name}");
+        assert_eq!(found, tokens(&expected["tokens"]), "{name}");
+        assert_eq!(serde_json::to_value(model.bos_token).expect("a number"), expected["bos"], "{name}");
+    }
+}
+
+/// A file that does not say how a text begins.
+fn unsaid(pre: &str) -> Gguf {
+    let mut file = of_byte_pairs(pre);
+    file.remove("tokenizer.ggml.add_bos_token");
+    file
+}
+
+/// By their names, for goldens.
+pub(crate) fn of_every_name() -> Vec<(String, Gguf)> {
+    known_pres().into_iter().map(|name| (name.clone(), unsaid(&name))).collect()
+}
+
+#[test]
+fn what_ends_a_text_is_no_part_of_one() {
+    let model = open(&of_byte_pairs_and("qwen2", &ENDS));
+    for (idx, (text, _)) in ENDS.iter().enumerate().take(ENDS.len() - 2) {
+        let token = 4096 + idx as u32;
+        let encoded = |specials| model.tokenizer.encode(text, specials).expect("it encodes");
+        assert_eq!(encoded(SpecialTokens::Parse), [token], "{text}");
+        assert!(
+            !encoded(SpecialTokens::AsText).contains(&token) && model.tokenizer.is_special(token),
+            "{text}"
+        );
+    }
+    assert_eq!(model.tokenizer.token_bytes(4096 + 11), None, "a token without a text");
 }
 
 #[test]

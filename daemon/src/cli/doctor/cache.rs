@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use super::finding::{Check, Code, Finding};
+use crate::cli::oci::Cache;
+use crate::cli::output;
 use crate::config::Config;
 use crate::daemon::cache_dir;
 use crate::guest::make_private;
@@ -10,13 +12,22 @@ use crate::guest::make_private;
 /// The folder as well, where it can be used.
 pub(super) fn check(config: &Config) -> (Check, Option<PathBuf>) {
     match look(config) {
-        Ok(dir) => (Check::new("cache", "it can be written to").with(dir.display().to_string()), Some(dir)),
+        Ok(dir) => {
+            let check = Check::new("cache", "it can be written to").with(dir.display().to_string());
+            (pulled(&Cache::within(&dir)).into_iter().fold(check, Check::with), Some(dir))
+        }
         Err((said, detail)) => {
             let remedy = "set `cache_dir` in the configuration to a folder that this user can write to";
             let finding = Finding::problem(Code::CacheUnusable, said, remedy);
             (Check::found("cache", detail.into_iter().fold(finding, Finding::with)), None)
         }
     }
+}
+
+/// What is kept of pulled guests, where any was.
+fn pulled(cache: &Cache) -> Option<String> {
+    let (kept, most) = (output::bytes(cache.n_bytes()?), output::bytes(cache.limit_bytes()));
+    Some(format!("guests from registries: {kept} of {most} at most"))
 }
 
 fn look(config: &Config) -> Result<PathBuf, (&'static str, Option<String>)> {
@@ -41,6 +52,14 @@ mod tests {
         let of = |cache_dir| check(&Config { cache_dir: Some(cache_dir), ..Config::default() });
         let (good, dir) = of(folder.path().join("cache"));
         assert!(good.findings.is_empty() && dir.is_some_and(|dir| dir.is_dir()), "{good:?}");
+        let pulled = folder.path().join("cache/oci/blobs/sha256");
+        std::fs::create_dir_all(&pulled).expect("made");
+        std::fs::write(pulled.join("x"), [0; 2000]).expect("written");
+        let (good, _) = of(folder.path().join("cache"));
+        assert!(
+            good.details.contains(&"guests from registries: 2.0 kB of 1.0 GB at most".to_owned()),
+            "{good:?}"
+        );
         let file = folder.path().join("file");
         std::fs::write(&file, "").expect("written");
         let (bad, dir) = of(file.join("cache"));

@@ -21,6 +21,8 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The most that a registry has to take of a manifest, by the distribution specification.
 pub(super) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// What is repeated of a text that somebody else wrote: a manifest of 4 MB can be one title.
+const N_SHOWN_CHARS: usize = 200;
 
 const ARCHITECTURE: &str = "wasm";
 /// What runs components.
@@ -109,12 +111,12 @@ pub(super) struct Parts {
 /// It is no guest's, or its component is larger than may be.
 pub(super) fn parts(manifest: &[u8], component_bytes_max: u64) -> Result<Parts, OciError> {
     const WHAT: &str = "the manifest";
-    let shape = |reason: String| OciError::Shape { what: WHAT, reason };
+    let shape = |reason: String| OciError::Shape { what: WHAT, reason: shortened(&reason) };
     let manifest: Manifest = serde_json::from_slice(manifest).map_err(|error| shape(error.to_string()))?;
     match manifest.media_type.as_deref() {
         Some(INDEX) => return Err(shape("it is an index of several artifacts; name one of them".to_owned())),
         Some(found) if found != MANIFEST => {
-            return Err(OciError::MediaType { what: WHAT, found: found.to_owned(), expected: MANIFEST });
+            return Err(OciError::MediaType { what: WHAT, found: shortened(found), expected: MANIFEST });
         }
         _ => {}
     }
@@ -129,14 +131,14 @@ pub(super) fn parts(manifest: &[u8], component_bytes_max: u64) -> Result<Parts, 
     is_of_type("the layer", &layer, LAYER)?;
     fits("the configuration", config.size, CONFIG_BYTES_MAX)?;
     fits(COMPONENT, layer.size, component_bytes_max)?;
-    Ok(Parts { config, layer, title: manifest.annotations.get(TITLE).cloned() })
+    Ok(Parts { config, layer, title: manifest.annotations.get(TITLE).map(|title| shortened(title)) })
 }
 
 fn is_of_type(what: &'static str, descriptor: &Descriptor, expected: &'static str) -> Result<(), OciError> {
     if descriptor.media_type == expected {
         return Ok(());
     }
-    Err(OciError::MediaType { what, found: descriptor.media_type.clone(), expected })
+    Err(OciError::MediaType { what, found: shortened(&descriptor.media_type), expected })
 }
 
 fn fits(what: &str, n_bytes: u64, limit_bytes: u64) -> Result<(), OciError> {
@@ -151,7 +153,7 @@ fn fits(what: &str, n_bytes: u64, limit_bytes: u64) -> Result<(), OciError> {
 /// # Errors
 /// It is of something else.
 pub(super) fn check_config(config: &[u8], layer: &Descriptor) -> Result<(), OciError> {
-    let shape = |reason: String| OciError::Shape { what: "the configuration", reason };
+    let shape = |reason: String| OciError::Shape { what: "the configuration", reason: shortened(&reason) };
     let config: Config = serde_json::from_slice(config).map_err(|error| shape(error.to_string()))?;
     if config.architecture != ARCHITECTURE || config.os != SYSTEM {
         let Config { architecture, os, .. } = config;
@@ -217,6 +219,14 @@ impl Artifact {
             config: (config_descriptor, config),
             layer: (layer, component),
         }
+    }
+}
+
+/// The beginning of a text.
+pub(super) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(N_SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
@@ -298,6 +308,14 @@ mod tests {
             "2 layers",
         );
         is(parts(b"{\"schemaVersion\":2}", 1).expect_err("no more"), "no configuration");
+        let long = "x".repeat(100_000);
+        assert!(refused(LAYER, &long).to_string().len() < 1000);
+        assert!(refused("\"size\":9", &format!("\"size\":\"{long}\"")).to_string().len() < 1000);
+        let titled = String::from_utf8(guest().manifest.to_vec())
+            .expect("JSON")
+            .replace("\"chat\"", &format!("{long:?}"));
+        let title = parts(titled.as_bytes(), 100).expect("a guest's").title.expect("it has one");
+        assert_eq!(title.chars().count(), N_SHOWN_CHARS + 1);
         let guest = guest();
         let other = Descriptor::of(LAYER, b"another");
         is(check_config(&guest.config.1, &other).expect_err("of another"), "another layer");

@@ -12,7 +12,7 @@ use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 
 use super::error::OciError;
-use super::http::{Http, content, refusal, untold};
+use super::http::{Http, content, refusal, shown, untold};
 
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 /// What docker's configuration has the registry of Docker under.
@@ -170,12 +170,11 @@ async fn token(
     };
     let answer = http.send(request, 0).await?;
     if answer.status() != StatusCode::OK {
-        return Err(
-            refusal(answer, url.host_str().unwrap_or_default(), &format!("the token service {url}")).await
-        );
+        let what = format!("the token service {}", shown(&url));
+        return Err(refusal(answer, url.host_str().unwrap_or_default(), &what).await);
     }
     let said = content(answer, "the token", TOKEN_BYTES_MAX, &untold()).await?;
-    let protocol = |reason: String| OciError::Protocol { url: url.to_string(), reason };
+    let protocol = |reason: String| OciError::Protocol { url: shown(&url), reason };
     let tokens: Tokens = serde_json::from_slice(&said).map_err(|error| protocol(error.to_string()))?;
     tokens.token.or(tokens.access_token).ok_or_else(|| protocol("there is no token in its answer".to_owned()))
 }

@@ -1,4 +1,4 @@
-//! A folder of content by its digest: `blobs/sha256/…` of an OCI image layout, which the cache is as well. Whoever made the folder may
+//! A folder of content by its digest: `blobs/sha256/…` of an OCI image layout, as the cache has it too. Whoever made the folder may
 //! have put anything into it: no link is followed, and what is read is what its digest says.
 
 use std::fs::{self, File};
@@ -11,6 +11,9 @@ use crate::files;
 
 /// Where content lies in a layout.
 const PLACE: [&str; 2] = ["blobs", "sha256"];
+
+/// What files begin with that are being written.
+pub(super) const BEGUN: &str = ".trellis-";
 
 /// Content by its digest.
 #[derive(Clone, Debug)]
@@ -27,9 +30,14 @@ impl Blobs {
         &self.root
     }
 
+    /// Where all of it lies.
+    pub(super) fn folder(&self) -> PathBuf {
+        PLACE.iter().fold(self.root.clone(), |path, name| path.join(name))
+    }
+
     /// Where content lies, or would.
     pub(super) fn path(&self, digest: &Digest) -> PathBuf {
-        PLACE.iter().fold(self.root.clone(), |path, name| path.join(name)).join(digest.hex())
+        self.folder().join(digest.hex())
     }
 
     /// Some content of this length, whose digest is worked out anew.
@@ -83,7 +91,10 @@ impl Blobs {
     }
 
     /// A folder within that is a link would have content come from, or go, anywhere.
-    fn refuse_links(&self) -> Result<(), OciError> {
+    ///
+    /// # Errors
+    /// There is one.
+    pub(super) fn refuse_links(&self) -> Result<(), OciError> {
         let mut path = self.root.clone();
         for name in PLACE {
             path.push(name);
@@ -131,7 +142,7 @@ pub(super) fn read_plain(path: &Path, what: &str, limit_bytes: u64) -> Result<Ve
 /// link in the place is replaced, not followed.
 pub(in crate::cli) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".trellis-").tempfile_in(folder)?;
+    let mut file = tempfile::Builder::new().prefix(BEGUN).tempfile_in(folder)?;
     io::Write::write_all(&mut file, content)?;
     readable(file.as_file())?;
     file.as_file().sync_data()?;

@@ -44,6 +44,9 @@ pub(crate) enum OciError {
     TimedOut { url: String },
     #[error("{url} cannot be asked: {reason}")]
     Unreachable { url: String, reason: String },
+    /// Nobody that this machine trusts says that the host is who it says.
+    #[error("{url} cannot be trusted: {reason}")]
+    Untrusted { url: String, reason: String },
     #[error("{what}: {source}")]
     NoGuest { what: String, source: GuestError },
     #[error(transparent)]
@@ -52,6 +55,8 @@ pub(crate) enum OciError {
     NotPlain { path: PathBuf },
     #[error("{} is no OCI image layout: {reason}", path.display())]
     NoLayout { path: PathBuf, reason: String },
+    #[error("{} is being pushed to by another command, and has been for {waited_s} seconds", path.display())]
+    Busy { path: PathBuf, waited_s: u64 },
     #[error("cannot {doing}: {source}")]
     Io { doing: String, source: io::Error },
 }
@@ -65,7 +70,7 @@ impl OciError {
     /// Whether the same may succeed another time, unchanged.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Self::TimedOut { .. } | Self::Unreachable { .. } => true,
+            Self::TimedOut { .. } | Self::Unreachable { .. } | Self::Busy { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,
             _ => false,
         }
@@ -79,6 +84,9 @@ impl OciError {
             }
             Self::Unauthorised { .. } => {
                 "`docker login REGISTRY` keeps a password where this command finds it"
+            }
+            Self::Untrusted { .. } => {
+                "SSL_CERT_FILE names a file of certificates to trust in the place of the system's"
             }
             Self::Digest { .. } => "it was changed where it lies or on the way: ask who keeps it there",
             Self::TooLarge { what, .. } if what == COMPONENT => {

@@ -1,6 +1,7 @@
 //! Requests to registries: over TLS but to this machine, with an end in time and in bytes, and nowhere that was not asked for.
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,15 +87,19 @@ impl Http {
     /// # Errors
     /// It is none, or one without TLS of another host: only a registry on this machine may name another place on it.
     pub(super) fn follow(&self, from: &Url, to: &str) -> Result<Url, OciError> {
-        let protocol = |reason: String| OciError::Protocol { url: from.to_string(), reason };
+        let protocol = |reason: String| OciError::Protocol { url: shown(from), reason };
         let url = from.join(to).map_err(|error| protocol(format!("it names the place {to:?}: {error}")))?;
+        // It would be shown in the place of what this user has, or beside it.
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(protocol("it names a place together with a user or a password".to_owned()));
+        }
         let host = url.host_str().ok_or_else(|| protocol(format!("it names the place {to:?}")))?;
         let is_allowed = match url.scheme() {
             "https" => true,
             "http" => self.is_plain && (self.is_own(&url) || is_loopback(&self.host) && is_loopback(host)),
             _ => return Err(protocol(format!("it names the place {to:?}"))),
         };
-        if is_allowed { Ok(url) } else { Err(OciError::Plain { url: url.to_string() }) }
+        if is_allowed { Ok(url) } else { Err(OciError::Plain { url: shown(&url) }) }
     }
 
     /// Whether a URL is the registry's own, which alone is told who asks.
@@ -135,7 +140,7 @@ async fn content_within(
     tell: &Tell,
     silent: Duration,
 ) -> Result<Vec<u8>, OciError> {
-    let url = answer.url().to_string();
+    let url = shown(answer.url());
     if let Some(n_bytes) = answer.content_length().filter(|n_bytes| *n_bytes > limit_bytes) {
         return Err(OciError::TooLarge { what: what.to_owned(), n_bytes, limit_bytes });
     }
@@ -163,7 +168,7 @@ fn time_for(n_bytes: u64) -> Duration {
 
 /// What an answer says that is none of those that were hoped for.
 pub(super) async fn refusal(answer: Response, host: &str, what: &str) -> OciError {
-    let (status, url) = (answer.status(), answer.url().to_string());
+    let (status, url) = (answer.status(), shown(answer.url()));
     let said = content(answer, "the answer", REMARK_BYTES_MAX, &untold()).await.unwrap_or_default();
     let message = message(&said);
     match status {
@@ -201,12 +206,36 @@ fn message(said: &[u8]) -> String {
     text.chars().take(REMARK_CHARS_MAX).collect()
 }
 
+/// A URL for people: without its query, which lets whoever has it in where content lies elsewhere.
+pub(super) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.to_string()
+}
+
 fn failed(error: &reqwest::Error, place: &str) -> OciError {
-    let url = error.url().map_or_else(|| place.to_owned(), Url::to_string);
+    let url = error.url().map_or_else(|| place.to_owned(), shown);
     match error.is_timeout() {
         true => OciError::TimedOut { url },
+        false if is_untrusted(error) => OciError::Untrusted { url, reason: reason(error) },
         false => OciError::Unreachable { url, reason: reason(error) },
     }
+}
+
+/// Whether a certificate is what a connection failed of. Where TLS is read from a stream, its errors are inside of the stream's.
+fn is_untrusted(error: &reqwest::Error) -> bool {
+    let is_it = |error: &(dyn std::error::Error + 'static)| {
+        matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
+    };
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if is_it(error) || inner.is_some_and(|inner| is_it(inner)) {
+            return true;
+        }
+        next = inner.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| error.source());
+    }
+    false
 }
 
 /// The innermost cause, which alone says something: a name that is not known, a connection that is refused.
@@ -257,6 +286,10 @@ mod tests {
             assert!(matches!(goes(host, plain, to), Err(OciError::Plain { .. })), "{host} {to}");
         }
         assert!(matches!(goes("ghcr.io", true, "file:///etc/passwd"), Err(OciError::Protocol { .. })));
+        for to in ["https://me:secret@ghcr.io/x", "https://token@cdn.example.com/x"] {
+            let refused = goes("ghcr.io", false, to).expect_err(to);
+            assert!(matches!(&refused, OciError::Protocol { .. }) && !refused.to_string().contains("secret"));
+        }
         let http = Http::new("ghcr.io", false).expect("made");
         let is_own = |url: &str| http.is_own(&Url::parse(url).expect("a URL"));
         assert!(
@@ -283,6 +316,17 @@ mod tests {
         assert!(matches!(&read, Err(error @ OciError::TimedOut { .. }) if error.is_retryable()), "{read:?}");
         drop(ended);
         served.join().expect("no panic");
+    }
+
+    #[test]
+    fn what_lets_somebody_in_is_not_shown() {
+        let signed = Url::parse("https://cdn.example.com/x?signature=secret").expect("a URL");
+        assert_eq!(shown(&signed), "https://cdn.example.com/x");
+        let plain = Http::new("ghcr.io", false).expect("made");
+        let from = plain.url("/v2/").expect("a URL");
+        let refused =
+            plain.follow(&from, "http://cdn.example.com/x?signature=secret").expect_err("without TLS");
+        assert!(!refused.to_string().contains("secret"), "{refused}");
     }
 
     #[test]

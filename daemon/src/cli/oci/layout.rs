@@ -1,13 +1,16 @@
-//! An OCI image layout: a folder with an index of what lies in it.
+//! An OCI image layout: a folder with an index of what lies in it. Of those that push to it at once each has its turn, so that
+//! none writes an index without what another has just entered.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::artifact::{Artifact, Descriptor, MANIFEST, MANIFEST_BYTES_MAX, json};
-use super::blobs::{Blobs, read_plain, write_whole};
+use super::artifact::{Artifact, Descriptor, MANIFEST, MANIFEST_BYTES_MAX, json, shortened};
+use super::blobs::{BEGUN, Blobs, read_plain, write_whole};
 use super::digest::Digest;
 use super::error::OciError;
 use super::reference::Reference;
@@ -17,6 +20,10 @@ const INDEX: &str = "index.json";
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
 /// What an index calls one of its manifests.
 const TAG: &str = "org.opencontainers.image.ref.name";
+
+/// A push writes one component, which is over in a moment.
+const TURN: Duration = Duration::from_secs(30);
+const LOOKS_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -71,9 +78,10 @@ impl Layout {
                 .filter_map(|one| one.annotations.get(TAG))
                 .map(String::as_str)
                 .collect();
-            return Err(
-                self.no_layout(format!("it has several artifacts, give a tag of these: {}", tags.join(", ")))
-            );
+            return Err(self.no_layout(format!(
+                "it has several artifacts, give a tag of these: {}",
+                shortened(&tags.join(", "))
+            )));
         }
         if one.size > MANIFEST_BYTES_MAX {
             let what = "the manifest".to_owned();
@@ -93,33 +101,55 @@ impl Layout {
     /// Puts an artifact there, its entry of the index last.
     ///
     /// # Errors
-    /// The folder is something else, or cannot be written.
-    pub(super) fn push(&self, artifact: &Artifact, tag: Option<&str>) -> Result<(), OciError> {
+    /// The folder is something else, or cannot be written, or another command does not come to its end with it.
+    pub(super) async fn push(&self, artifact: &Artifact, tag: Option<&str>) -> Result<(), OciError> {
         let root = self.blobs.root();
-        let index = self.index()?;
-        let is_other =
-            index.is_none() && std::fs::read_dir(root).is_ok_and(|mut names| names.next().is_some());
-        if is_other {
-            return Err(self.no_layout("it is a folder of something else".to_owned()));
-        }
-        for (descriptor, content) in [&artifact.config, &artifact.layer] {
-            self.blobs.write(&descriptor.digest, content)?;
-        }
-        self.blobs.write(&artifact.digest, &artifact.manifest)?;
-        let mut index = index.unwrap_or(Index {
-            schema_version: 2,
-            media_type: Some(INDEX_TYPE.to_owned()),
-            manifests: Vec::new(),
-            annotations: BTreeMap::new(),
-            other: Map::new(),
-        });
-        index.put(&artifact.manifest, &artifact.digest, tag);
+        fs::create_dir_all(root).map_err(OciError::io(format!("make {}", root.display())))?;
+        let _turn = self.turn(TURN).await?;
+        let mut index = match self.index()? {
+            Some(index) => index,
+            None if self.is_something_else() => {
+                return Err(self.no_layout("it is a folder of something else".to_owned()));
+            }
+            None => Index::empty(),
+        };
         let written = |name: &str, content: &[u8]| {
             let path = root.join(name);
             write_whole(&path, content).map_err(OciError::io(format!("write {}", path.display())))
         };
+        // First, so that what an interrupted push leaves is a layout that can be pushed to again.
         written(MARK, &json(&Mark { image_layout_version: "1.0.0".to_owned() }))?;
+        for (descriptor, content) in [&artifact.config, &artifact.layer] {
+            self.blobs.write(&descriptor.digest, content)?;
+        }
+        self.blobs.write(&artifact.digest, &artifact.manifest)?;
+        index.put(&artifact.manifest, &artifact.digest, tag);
         written(INDEX, &json(&index))
+    }
+
+    /// The right to write the index, until it is dropped. It is a lock of the folder itself, which leaves no file in a layout; where a
+    /// file system has no such locks there is nothing to wait for.
+    async fn turn(&self, most: Duration) -> Result<Option<File>, OciError> {
+        let Ok(folder) = File::open(self.blobs.root()) else { return Ok(None) };
+        let waiting = async {
+            loop {
+                match folder.try_lock() {
+                    Ok(()) => return true,
+                    Err(TryLockError::WouldBlock) => tokio::time::sleep(LOOKS_AGAIN).await,
+                    Err(TryLockError::Error(_)) => return false,
+                }
+            }
+        };
+        match tokio::time::timeout(most, waiting).await {
+            Ok(is_locked) => Ok(Some(folder).filter(|_| is_locked)),
+            Err(_) => Err(OciError::Busy { path: self.blobs.root().to_owned(), waited_s: most.as_secs() }),
+        }
+    }
+
+    /// Whether a folder that is no layout has anything in it, but for what a push leaves that was killed as it began.
+    fn is_something_else(&self) -> bool {
+        let names = fs::read_dir(self.blobs.root()).into_iter().flatten().flatten();
+        names.map(|entry| entry.file_name()).any(|name| !name.to_string_lossy().starts_with(BEGUN))
     }
 
     /// None where there is no layout yet.
@@ -134,7 +164,12 @@ impl Layout {
         if !mark.image_layout_version.starts_with("1.") {
             return Err(self.no_layout(format!("it is of version {}", mark.image_layout_version)));
         }
-        let index = read_plain(&root.join(INDEX), INDEX, MANIFEST_BYTES_MAX)?;
+        let index = match read_plain(&root.join(INDEX), INDEX, MANIFEST_BYTES_MAX) {
+            Ok(index) => index,
+            // Of a first push that was interrupted.
+            Err(OciError::NotFound(_)) => return Ok(Some(Index::empty())),
+            Err(error) => return Err(error),
+        };
         serde_json::from_slice(&index).map(Some).map_err(|error| self.no_layout(error.to_string()))
     }
 
@@ -144,6 +179,16 @@ impl Layout {
 }
 
 impl Index {
+    fn empty() -> Self {
+        Self {
+            schema_version: 2,
+            media_type: Some(INDEX_TYPE.to_owned()),
+            manifests: Vec::new(),
+            annotations: BTreeMap::new(),
+            other: Map::new(),
+        }
+    }
+
     /// Enters a manifest. A tag is of one alone: what had it keeps its place, by its digest, only where it has another tag.
     fn put(&mut self, manifest: &[u8], digest: &Digest, tag: Option<&str>) {
         let tag_of = |one: &Descriptor| one.annotations.get(TAG).cloned();
@@ -162,8 +207,6 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
     use crate::cli::oci::artifact::Said;
     use crate::guest::World;
@@ -171,6 +214,11 @@ mod tests {
     fn artifact(component: &'static [u8]) -> Artifact {
         let world = World { imports: Vec::new(), exports: vec!["run".to_owned()] };
         Artifact::new(component.into(), &world, &Said::default())
+    }
+
+    fn push(layout: &Layout, artifact: &Artifact, tag: Option<&str>) -> Result<(), OciError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(layout.push(artifact, tag))
     }
 
     fn reference(folder: &Path, what: &str) -> Reference {
@@ -185,20 +233,78 @@ mod tests {
         let (old, new) = (artifact(b"old"), artifact(b"new"));
         let get = |what: &str| layout.manifest(&reference(&root, what));
         assert!(matches!(get(""), Err(OciError::NotFound(_))));
-        layout.push(&old, Some("1")).expect("pushed");
+        push(&layout, &old, Some("1")).expect("pushed");
         assert_eq!(get("").expect("the only one"), old.manifest);
-        layout.push(&new, Some("2")).expect("pushed");
+        push(&layout, &new, Some("2")).expect("pushed");
         assert!(matches!(get(""), Err(OciError::NoLayout { .. })), "there are two");
         assert_eq!(get(":1").expect("there"), old.manifest);
-        layout.push(&new, Some("1")).expect("pushed");
+        push(&layout, &new, Some("1")).expect("pushed");
         assert_eq!(get(":1").expect("there"), new.manifest);
         assert!(matches!(get(&format!("@{}", old.digest)), Err(OciError::NotFound(_))));
-        layout.push(&old, None).expect("pushed");
-        layout.push(&old, None).expect("pushed again");
+        push(&layout, &old, None).expect("pushed");
+        push(&layout, &old, None).expect("pushed again");
         assert_eq!(get(&format!("@{}", old.digest)).expect("there"), old.manifest);
         assert_eq!(layout.blob("it", &old.layer.0).expect("there"), b"old");
         let index = fs::read_to_string(root.join(INDEX)).expect("written");
         assert_eq!(index.matches("mediaType").count(), 1 + 3, "{index}");
+    }
+
+    #[test]
+    fn of_those_that_push_at_once_each_is_entered() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path().join("layout");
+        let names: Vec<String> = (0..4).map(|idx| format!("t{idx}")).collect();
+        std::thread::scope(|scope| {
+            for name in &names {
+                let root = &root;
+                scope.spawn(move || {
+                    for round in 0..3 {
+                        let component: &'static [u8] = format!("{name} {round}").into_bytes().leak();
+                        push(&Layout::new(root), &artifact(component), Some(name)).expect("pushed");
+                    }
+                });
+            }
+        });
+        let index = Layout::new(&root).index().expect("in order").expect("a layout");
+        let mut tags: Vec<&String> =
+            index.manifests.iter().filter_map(|one| one.annotations.get(TAG)).collect();
+        tags.sort();
+        assert_eq!(tags, names.iter().collect::<Vec<_>>());
+        let names = fs::read_dir(&root).expect("readable");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("there").file_name().into_string();
+        let mut files: Vec<String> = names.map(|entry| name(entry).expect("UTF-8")).collect();
+        files.sort();
+        assert_eq!(files, ["blobs", INDEX, MARK]);
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_does_not_end_is_not_waited_for_for_ever() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let other = File::open(folder.path()).expect("it is there");
+        other.lock().expect("nobody has it");
+        let layout = Layout::new(folder.path());
+        let refused = layout.turn(Duration::from_millis(50)).await.expect_err("another has it");
+        assert!(matches!(refused, OciError::Busy { .. }) && refused.is_retryable(), "{refused}");
+        let artifact = artifact(b"x");
+        let mut push = std::pin::pin!(layout.push(&artifact, None));
+        let early = tokio::time::timeout(Duration::from_millis(50), push.as_mut()).await;
+        assert!(early.is_err() && fs::read_dir(folder.path()).expect("readable").count() == 0);
+        drop(other);
+        push.await.expect("it is its turn");
+    }
+
+    #[test]
+    fn what_an_interrupted_push_leaves_can_be_pushed_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let layout = Layout::new(folder.path());
+        fs::write(folder.path().join(format!("{BEGUN}x")), "half of a mark").expect("written");
+        push(&layout, &artifact(b"x"), Some("1")).expect("pushed");
+        // All but the index.
+        fs::remove_file(folder.path().join(INDEX)).expect("it was there");
+        let get = || layout.manifest(&reference(folder.path(), ":1"));
+        assert!(matches!(get(), Err(OciError::NotFound(_))));
+        push(&layout, &artifact(b"x"), Some("1")).expect("pushed");
+        get().expect("there");
     }
 
     #[test]
@@ -211,7 +317,7 @@ mod tests {
             r#"{{"schemaVersion":2,"artifactType":"a/b","manifests":[{{"mediaType":"{MANIFEST}","digest":"{digest}","size":1,"platform":{{"os":"linux"}}}}]}}"#
         );
         fs::write(folder.path().join(INDEX), index).expect("written");
-        layout.push(&artifact(b"mine"), Some("1")).expect("pushed");
+        push(&layout, &artifact(b"mine"), Some("1")).expect("pushed");
         let index: Value =
             serde_json::from_slice(&fs::read(folder.path().join(INDEX)).expect("written")).expect("JSON");
         assert_eq!(index["artifactType"], "a/b");
@@ -224,7 +330,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("thesis.tex"), "x").expect("written");
         let layout = Layout::new(folder.path());
-        assert!(matches!(layout.push(&artifact(b"x"), None), Err(OciError::NoLayout { .. })));
+        assert!(matches!(push(&layout, &artifact(b"x"), None), Err(OciError::NoLayout { .. })));
         assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
     }
 

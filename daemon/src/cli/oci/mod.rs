@@ -10,6 +10,7 @@
 mod artifact;
 mod auth;
 mod blobs;
+mod cache;
 mod digest;
 mod error;
 mod http;
@@ -24,8 +25,8 @@ use bytes::Bytes;
 
 pub(crate) use self::artifact::Said;
 use self::artifact::{Artifact, MANIFEST_BYTES_MAX, Parts, check_config, parts};
-use self::blobs::Blobs;
 pub(super) use self::blobs::write_whole;
+pub(crate) use self::cache::Cache;
 pub(crate) use self::digest::Digest;
 use self::error::COMPONENT;
 pub(crate) use self::error::OciError;
@@ -38,9 +39,6 @@ use super::progress::{ProgressDisplay, Unit};
 use crate::config::Config;
 use crate::daemon::cache_dir;
 use crate::guest::{GuestLimits, World, make_private};
-
-/// Of the cache folder, where pulled artifacts are kept.
-const CACHE: &str = "oci";
 
 /// How artifacts are fetched.
 #[derive(Clone, Debug)]
@@ -118,13 +116,13 @@ pub(crate) async fn pull(
     terms: &Terms,
     progress: &Arc<ProgressDisplay>,
 ) -> Result<Pulled, OciError> {
-    let cache = terms.cache.as_ref().map(|folder| Blobs::new(folder.join(CACHE)));
+    let cache = terms.cache.as_deref().map(Cache::within);
     let opened = Opened::new(&reference.store, terms.plain_http, Purpose::Pull)?;
     // What is kept and is no longer what its name says is fetched anew.
     let kept_manifest = cache
         .as_ref()
         .zip(reference.digest)
-        .and_then(|(cache, digest)| cache.read_any("the manifest", &digest, MANIFEST_BYTES_MAX).ok());
+        .and_then(|(cache, digest)| cache.read_any(&digest, MANIFEST_BYTES_MAX));
     let manifest = match kept_manifest {
         Some(manifest) => manifest,
         None => opened.manifest(reference).await?,
@@ -135,9 +133,7 @@ pub(crate) async fn pull(
         return Err(OciError::Digest { what, expected, actual: digest });
     }
     let Parts { config, layer, title } = parts(&manifest, terms.component_bytes)?;
-    let kept = |descriptor: &artifact::Descriptor| {
-        cache.as_ref()?.read("what is kept", &descriptor.digest, descriptor.size).ok()
-    };
+    let kept = |descriptor: &artifact::Descriptor| cache.as_ref()?.read(&descriptor.digest, descriptor.size);
     let config_bytes = match kept(&config) {
         Some(bytes) => bytes,
         None => opened.blob("the configuration", &config, &untold()).await?,
@@ -163,6 +159,7 @@ pub(crate) async fn pull(
             cache.write(&layer.digest, &component)?;
         }
         cache.write(&digest, &manifest)?;
+        cache.trim(&[config.digest, layer.digest, digest]);
         Ok(cache.path(&layer.digest))
     });
     Ok(Pulled { component: component.into(), digest, title, world, was_kept, kept: kept.transpose() })
@@ -191,7 +188,7 @@ pub(crate) async fn push(
     let tag = reference.tag.as_deref();
     match Opened::new(&reference.store, plain_http, Purpose::Push)? {
         Opened::Registry(registry) => registry.push(&artifact, tag, &tell).await?,
-        Opened::Folder(layout) => layout.push(&artifact, tag)?,
+        Opened::Folder(layout) => layout.push(&artifact, tag).await?,
     }
     progress.finish();
     Ok(artifact.digest)

@@ -108,6 +108,7 @@ impl FromStr for Reference {
     fn from_str(word: &str) -> Result<Self, OciError> {
         let wrong = |reason: &str| OciError::Reference { word: word.to_owned(), reason: reason.to_owned() };
         let (rest, digest) = match word.rsplit_once('@') {
+            Some((_, end)) if word.starts_with(FOLDER) && !is_like_digest(end) => (word, None),
             Some((rest, digest)) => (rest, Some(digest.parse().map_err(|reason: String| wrong(&reason))?)),
             None => (word, None),
         };
@@ -139,6 +140,11 @@ impl FromStr for Reference {
         };
         Ok(Self { store, tag: tag.map(str::to_owned), digest })
     }
+}
+
+/// Whether what follows an `@` is meant as a digest, be it a wrong one: a folder may have an `@` in its name.
+fn is_like_digest(end: &str) -> bool {
+    end.starts_with("sha") && end.contains(':') && !end.contains('/')
 }
 
 /// As the distribution specification has tags.
@@ -225,6 +231,9 @@ mod tests {
             "[::1]:5000/chat:a",
             "oci:../out:1",
             "oci:out",
+            "oci:/srv/me@home/out:1",
+            "oci:me@home",
+            &format!("oci:me@home@{DIGEST}"),
         ] {
             assert_eq!(word.parse::<Reference>().expect(word).to_string(), word);
         }
@@ -232,6 +241,9 @@ mod tests {
         assert_eq!((both.label().as_str(), both.tag_or_digest().as_deref()), ("chat:1.0", Some(DIGEST)));
         let pinned = both.pinned(both.digest.expect("it has one"));
         assert_eq!(pinned.label(), "chat");
+        let at: Reference = format!("oci:me@home:1@{DIGEST}").parse().expect("valid");
+        assert_eq!(at.store, Store::Folder(PathBuf::from("me@home")));
+        assert_eq!((at.tag.as_deref(), at.digest), (Some("1"), both.digest));
         let port: Reference = "localhost:5000/chat".parse().expect("valid");
         assert_eq!((port.tag.as_deref(), port.name().as_str()), (None, "chat"), "it is a port");
     }
@@ -250,6 +262,8 @@ mod tests {
             "user@ghcr.io/a:1",
             "ghcr.io:x/a:1",
             "oci:",
+            "oci:out@sha256:1",
+            "oci:out@sha512:1",
             "chat",
         ] {
             let error = word.parse::<Reference>().expect_err(word);

@@ -13,7 +13,7 @@ use super::artifact::{Artifact, Descriptor, MANIFEST, MANIFEST_BYTES_MAX};
 use super::auth::{self, Authorization};
 use super::digest::Digest;
 use super::error::OciError;
-use super::http::{Http, Tell, content, refusal, untold};
+use super::http::{Http, Tell, content, refusal, shown, untold};
 use super::reference::Reference;
 
 /// What a registry says that it gave or took.
@@ -78,7 +78,7 @@ impl Registry {
         if answer.status().is_redirection() {
             return Err(OciError::Redirected {
                 from: url.to_string(),
-                to: place(&answer).unwrap_or_default(),
+                to: place(&answer).map(|to| without_query(&to)).unwrap_or_default(),
             });
         }
         if answer.status() != StatusCode::OK {
@@ -139,7 +139,7 @@ impl Registry {
         };
         let actual = Digest::of(&bytes);
         if actual != *digest {
-            let what = format!("{what} from {url}");
+            let what = format!("{what} from {}", shown(&url));
             return Err(OciError::Digest { what, expected: *digest, actual });
         }
         let n_bytes = bytes.len() as u64;
@@ -237,7 +237,7 @@ impl Registry {
     }
 
     fn protocol(&self, url: &Url, reason: &str) -> OciError {
-        OciError::Protocol { url: url.to_string(), reason: reason.to_owned() }
+        OciError::Protocol { url: shown(url), reason: reason.to_owned() }
     }
 }
 
@@ -251,6 +251,10 @@ fn in_chunks(content: &Bytes, tell: &Tell) -> Body {
         Ok::<_, std::convert::Infallible>(Frame::data(content.slice(start..end)))
     });
     Body::wrap(StreamBody::new(stream::iter(chunks)))
+}
+
+fn without_query(place: &str) -> String {
+    place.split(['?', '#']).next().unwrap_or_default().to_owned()
 }
 
 fn place(answer: &Response) -> Option<String> {

@@ -14,6 +14,9 @@ use super::super::rope_file::{FACTOR_MAX, THETA_DEFAULT, THETA_MAX};
 const ARCHITECTURES: [(&str, Architecture); 3] =
     [("llama", Architecture::Llama), ("qwen2", Architecture::Qwen2), ("qwen3", Architecture::Qwen3)];
 
+/// What frequencies may be divided by: angles stay finite at every position.
+const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e6;
+
 /// What the config takes from the tensors.
 pub(super) struct Facts<'a> {
     /// Entries of the embedding, or else of the vocabulary.
@@ -44,6 +47,9 @@ pub(super) fn config(fields: &Fields, facts: Facts) -> Result<ModelConfig, Model
 
     if fields.count(&key("expert_count"), 0, usize::MAX)?.is_some_and(|n| n > 0) {
         return Err(fields.error(&key("expert_count"), "none: a mixture of experts is not supported"));
+    }
+    if fields.flag(&key("attention.causal"))? == Some(false) {
+        return Err(fields.error(&key("attention.causal"), "true: a token sees those before it alone"));
     }
     let vocab_size = facts.vocab_size;
     if !(1..=VOCAB_SIZE_MAX).contains(&vocab_size) {
@@ -165,10 +171,11 @@ fn rope(
     fields.number(&key("rope.scaling.attn_factor"), 1.0, 1.0)?;
     let scaling = match divisors {
         Some(divisors) => {
-            let is_used = divisors.len() == head_dim / 2
-                && divisors.iter().all(|divisor| divisor.is_finite() && *divisor > 0.0);
+            let is_used =
+                divisors.len() == head_dim / 2 && divisors.iter().all(|divisor| DIVISORS.contains(divisor));
             if !is_used {
-                let expected = format!("{} finite numbers above 0", head_dim / 2);
+                let (least, most) = (DIVISORS.start(), DIVISORS.end());
+                let expected = format!("{} numbers from {least} to {most}", head_dim / 2);
                 return Err(fields.error("rope_freqs.weight", expected));
             }
             RopeScaling::Divided {
@@ -223,8 +230,12 @@ mod tests {
         assert_eq!(scaling(None), Ok(RopeScaling::Linear { factor: 4.0 }));
         let divided = RopeScaling::Divided { divisors: vec![4.0, 4.0, 8.0, 32.0] };
         assert_eq!(scaling(Some(vec![1.0, 1.0, 2.0, 8.0])), Ok(divided));
-        for divisors in [vec![1.0; 3], vec![1.0, 0.0, 1.0, 1.0], vec![1.0, f32::NAN, 1.0, 1.0]] {
-            assert!(scaling(Some(divisors)).expect_err("refused").contains("4 finite numbers above 0"));
+        for divisors in
+            [vec![1.0; 3], vec![1.0, 0.0, 1.0, 1.0], vec![1.0, f32::NAN, 1.0, 1.0], vec![1e-40; 4]]
+        {
+            assert!(
+                scaling(Some(divisors)).expect_err("refused").contains("4 numbers from 0.000001 to 1000000")
+            );
         }
         // The type is linear if none is said; the older key is looked at last.
         for (said, factor) in [
@@ -252,6 +263,7 @@ mod tests {
         let cases = [
             ("general.architecture", json!("gemma"), "qwen3"),
             ("llama.expert_count", json!(8), "mixture of experts"),
+            ("llama.attention.causal", json!(false), "those before it alone"),
             ("llama.block_count", json!(null), "an integer from 1 to"),
             ("llama.attention.head_count_kv", json!(3), "a divisor of llama.attention.head_count"),
             ("llama.attention.head_count", json!([8, 4]), "the same in all 2 layers"),

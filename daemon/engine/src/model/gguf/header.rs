@@ -2,9 +2,9 @@
 //! ggml-org/ggml.
 //!
 //! No number in it is believed: texts and arrays have to lie in the bytes that are there, and there are bounds for keys, tensors
-//! and what of a list becomes a field.
+//! and what of a list becomes a field. Lists stay as they are stored: a header takes no more memory than the bytes that it has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Number, Value as Json};
 
@@ -16,11 +16,17 @@ const N_KEYS_MAX: u64 = 1 << 10;
 const N_TENSORS_MAX: u64 = 1 << 16;
 /// As in ggml.
 const N_DIMENSIONS_MAX: u32 = 4;
+/// As in the format's definition.
+const KEY_BYTES_MAX: usize = (1 << 16) - 1;
+const TENSOR_NAME_BYTES_MAX: usize = 64;
 const ALIGNMENT_DEFAULT: u64 = 32;
 const ALIGNMENT_MAX: u64 = 1 << 20;
 
 /// The longest list of numbers that is shown in errors and read as a field: one entry for each layer.
 const N_FIELD_ENTRIES_MAX: usize = 1024;
+
+/// What errors show of a text.
+const N_SHOWN_CHARS: usize = 40;
 
 /// What a header says.
 #[derive(Debug)]
@@ -43,8 +49,15 @@ pub(super) enum Value<'a> {
     NoNumber(f64),
     Flag(bool),
     Text(&'a str),
-    Texts(Vec<&'a str>),
+    Texts(Texts<'a>),
     Numbers(Numbers<'a>),
+}
+
+/// A list of texts, as it is stored: each with its length before it, and looked at already.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Texts<'a> {
+    n: usize,
+    bytes: &'a [u8],
 }
 
 /// A list of numbers, as it is stored.
@@ -142,6 +155,22 @@ impl Kind {
     }
 }
 
+impl<'a> Texts<'a> {
+    pub(super) fn len(&self) -> usize {
+        self.n
+    }
+
+    /// Bytes of all of them and of their lengths.
+    pub(super) fn n_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let mut input = Input { bytes: self.bytes, n_read: 0 };
+        (0..self.n).map(move |_| input.text().expect("it was read before"))
+    }
+}
+
 impl<'a> Numbers<'a> {
     pub(super) fn len(&self) -> usize {
         self.bytes.len() / self.kind.n_bytes()
@@ -177,13 +206,17 @@ impl<'a> Header<'a> {
         let n_keys = input.count("keys", N_KEYS_MAX)?;
         let mut values = BTreeMap::new();
         for _ in 0..n_keys {
-            let key = input.text()?;
+            let key = input.name("key", KEY_BYTES_MAX)?;
             let value = input.value(key)?;
             if values.insert(key, value).is_some() {
-                return Err(HeaderError::Broken(format!("key {key:?} is there twice")));
+                return Err(HeaderError::Broken(format!("key {:?} is there twice", shortened(key))));
             }
         }
         let tensors = (0..n_tensors).map(|_| input.tensor()).collect::<Result<Vec<_>, _>>()?;
+        let mut names = HashSet::with_capacity(tensors.len());
+        if let Some(twice) = tensors.iter().find(|tensor| !names.insert(tensor.name)) {
+            return Err(HeaderError::Broken(format!("tensor {:?} is there twice", twice.name)));
+        }
         let alignment = match values.get("general.alignment") {
             None => ALIGNMENT_DEFAULT,
             Some(Value::Number(number)) => number
@@ -252,15 +285,31 @@ impl<'a> Input<'a> {
             .map_err(|_| HeaderError::Broken(format!("the text at byte {at} is not UTF-8")))
     }
 
+    /// A text that errors repeat.
+    fn name(&mut self, what: &str, most: usize) -> Result<&'a str, HeaderError> {
+        let name = self.text()?;
+        if name.len() > most {
+            let (name, n_bytes) = (shortened(name), name.len());
+            let reason =
+                format!("the {what} that begins with {name:?} has {n_bytes} bytes; expected at most {most}");
+            return Err(HeaderError::Broken(reason));
+        }
+        Ok(name)
+    }
+
     fn value(&mut self, key: &str) -> Result<Value<'a>, HeaderError> {
-        let unknown = |id| HeaderError::Broken(format!("key {key:?} has a value of an unknown type {id}"));
+        let unknown = |id| {
+            let key = shortened(key);
+            HeaderError::Broken(format!("key {key:?} has a value of an unknown type {id}"))
+        };
         match self.u32()? {
             TEXT => Ok(Value::Text(self.text()?)),
             ARRAY => match (self.u32()?, self.u64()?) {
                 (TEXT, n) => {
-                    // Each has its length before it: none is made room for that is not there.
-                    let texts = (0..n).map(|_| self.text()).collect::<Result<_, _>>()?;
-                    Ok(Value::Texts(texts))
+                    let n = usize::try_from(n).map_err(|_| HeaderError::Ends)?;
+                    let start = self.n_read;
+                    (0..n).try_for_each(|_| self.text().map(drop))?;
+                    Ok(Value::Texts(Texts { n, bytes: &self.bytes[start..self.n_read] }))
                 }
                 (id, n) => {
                     let kind = Kind::of(id).ok_or_else(|| unknown(id))?;
@@ -277,7 +326,7 @@ impl<'a> Input<'a> {
     }
 
     fn tensor(&mut self) -> Result<Tensor<'a>, HeaderError> {
-        let name = self.text()?;
+        let name = self.name("tensor", TENSOR_NAME_BYTES_MAX)?;
         let n_dimensions = self.u32()?;
         if n_dimensions > N_DIMENSIONS_MAX {
             let reason =
@@ -293,6 +342,11 @@ impl<'a> Input<'a> {
         let shape = shape.map_err(|_| too_large())?;
         Ok(Tensor { name, shape, n_elements, type_id: self.u32()?, offset: self.u64()? })
     }
+}
+
+/// The beginning of a text, for errors.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().take(N_SHOWN_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -374,5 +428,28 @@ mod tests {
         assert_eq!(Header::parse(&key(&endless)).expect_err("it ends"), HeaderError::Ends);
         let twice = [text("k"), vec![0, 0, 0, 0, 1]].concat().repeat(2);
         assert!(broken(&header(2, &twice)).contains("twice"));
+        let long = [text(&"k".repeat(KEY_BYTES_MAX + 1)), vec![0, 0, 0, 0, 1]].concat();
+        let reason = broken(&header(1, &long));
+        assert!(reason.contains("65536 bytes; expected at most 65535") && reason.len() < 200, "{reason}");
+        let named = |name: &str| [text(name), 0_u32.to_le_bytes().repeat(4)].concat();
+        let tensors = |names: [&str; 2]| {
+            let counts = [2_u64, 0].map(u64::to_le_bytes).concat();
+            [&b"GGUF"[..], &3_u32.to_le_bytes(), &counts, &names.map(named).concat()].concat()
+        };
+        assert!(broken(&tensors(["x", "x"])).contains("tensor \"x\" is there twice"));
+        assert!(broken(&tensors(["x", &"y".repeat(65)])).contains("65 bytes; expected at most 64"));
+    }
+
+    #[test]
+    fn a_list_of_texts_is_read_where_it_lies() {
+        let n_texts = 1 << 16;
+        let list = [&ARRAY.to_le_bytes()[..], &TEXT.to_le_bytes(), &(n_texts as u64).to_le_bytes()].concat();
+        let bytes = header(1, &[text("k"), list, text("ab").repeat(n_texts)].concat());
+        let header = Header::parse(&bytes).expect("a header");
+        let Value::Texts(texts) = header.values["k"] else { panic!("{:?}", header.values["k"]) };
+        assert_eq!((texts.len(), texts.n_bytes()), (n_texts, 10 * n_texts));
+        assert!(texts.iter().count() == n_texts && texts.iter().all(|text| text == "ab"));
+        let place = texts.bytes.as_ptr_range();
+        assert!(bytes.as_ptr_range().contains(&place.start), "nothing is made of it");
     }
 }

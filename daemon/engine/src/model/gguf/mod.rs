@@ -2,12 +2,13 @@
 //!
 //! - Comes in: an opened file (`header`: its keys and where its tensors are).
 //! - Goes out: what a folder has in several files: the config (`config`), the tokenizer in the form of the `tokenizers` library
-//!   (`vocabulary`, `pre`), the chat template, and a checkpoint whose tensors have the names, the order and the types of
+//!   (`vocabulary`, `pre`, `ends`), the chat template, and a checkpoint whose tensors have the names, the order and the types of
 //!   transformers (`names`, `read`, `blocks`), so that nothing behind it knows of GGUF.
 //! - Must not happen: a header that is believed; a tensor in memory; a type that is read as another one.
 
 mod blocks;
 mod config;
+mod ends;
 mod header;
 mod names;
 mod pre;
@@ -76,6 +77,12 @@ pub(super) fn open(name: &str, file: RangeFile, n_file_bytes: u64) -> Result<Ope
         has: &|wanted| find(wanted).is_some(),
         divisors,
     };
+    // What the config has of them is in no tensor that a decoder reads.
+    let mut contents = blake3::Hasher::new();
+    contents.update(&bytes[..header.n_bytes]);
+    for divisor in facts.divisors.iter().flatten() {
+        contents.update(&divisor.to_le_bytes());
+    }
     let config = config::config(&fields, facts)?;
     if header.n_tokens() > config.vocab_size {
         let (token, vocab_size) = (header.n_tokens() as u32 - 1, config.vocab_size);
@@ -87,14 +94,7 @@ pub(super) fn open(name: &str, file: RangeFile, n_file_bytes: u64) -> Result<Ope
             stored.rows = rows_of(architecture, &config, &own_name, tensor);
             (own_name, TensorInfo::stored(tensor.shape.clone(), tensor.n_elements as usize, stored))
         });
-    let checkpoint = Checkpoint::of_file(
-        name,
-        file,
-        n_file_bytes,
-        blake3::hash(&bytes[..header.n_bytes]),
-        stamp,
-        tensors,
-    )?;
+    let checkpoint = Checkpoint::of_file(name, file, n_file_bytes, contents.finalize(), stamp, tensors)?;
     tensors::check(&config, &checkpoint)?;
     let chat_template = fields.text("tokenizer.chat_template")?.map(str::to_owned);
     if chat_template.as_ref().is_some_and(|template| template.len() > TEMPLATE_BYTES_MAX) {

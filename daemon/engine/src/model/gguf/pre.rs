@@ -17,33 +17,65 @@ const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The names, for errors.
-pub(super) const KNOWN: &str = "\"llama-bpe\", \"llama3\", \"llama-v3\", \"smaug-bpe\", \"dbrx\", \"qwen2\", \"deepseek-r1-qwen\", \"gpt-2\", \
-    \"smollm\", \"tekken\" or \"pixtral\"";
+const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// What is read, and by which names.
+const PRES: [(Pre, &[&str]); 7] = [
+    (
+        Pre { patterns: &[LLAMA_3], ignores_merges: true, adds_bos: true },
+        &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"],
+    ),
+    (
+        Pre { patterns: &[LLAMA_3], ignores_merges: false, adds_bos: false },
+        &["smaug-bpe", "dbrx", "glm4", "chatglm-bpe"],
+    ),
+    (
+        Pre { patterns: &[QWEN_2], ignores_merges: false, adds_bos: false },
+        &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+    ),
+    (
+        Pre { patterns: &[GPT_2], ignores_merges: false, adds_bos: false },
+        &[
+            "gpt-2",
+            "phi-2",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "exaone4",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ],
+    ),
+    (
+        Pre { patterns: &[r"\p{N}", GPT_2], ignores_merges: false, adds_bos: false },
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+    ),
+    (Pre { patterns: &[TEKKEN], ignores_merges: true, adds_bos: true }, &["tekken"]),
+    (Pre { patterns: &[SEED_CODER], ignores_merges: false, adds_bos: false }, &["seed-coder"]),
+];
 
 impl Pre {
     pub(super) fn of(name: &str) -> Option<Self> {
-        let (patterns, ignores_merges, adds_bos): (&[&str], _, _) = match name {
-            "llama-bpe" | "llama3" | "llama-v3" => (&[LLAMA_3], true, true),
-            "smaug-bpe" | "dbrx" => (&[LLAMA_3], false, false),
-            "qwen2" | "deepseek-r1-qwen" => (&[QWEN_2], false, false),
-            "gpt-2" => (&[GPT_2], false, false),
-            "smollm" => (&[r"\p{N}", GPT_2], false, false),
-            "tekken" | "pixtral" => (&[TEKKEN], true, true),
-            _ => return None,
-        };
-        Some(Self { patterns, ignores_merges, adds_bos })
+        PRES.iter().find(|(_, names)| names.contains(&name)).map(|(pre, _)| *pre)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_name_that_errors_tell_is_known() {
-        let names: Vec<&str> = KNOWN.split('"').skip(1).step_by(2).collect();
-        assert!(names.len() == 11 && names.iter().all(|name| Pre::of(name).is_some()), "{names:?}");
-        assert!(Pre::of("default").is_none());
-    }
+/// The names that are known, for errors.
+pub(super) fn known() -> String {
+    let names: Vec<String> =
+        PRES.iter().flat_map(|(_, names)| *names).map(|name| format!("{name:?}")).collect();
+    format!("one of {}", names.join(", "))
 }

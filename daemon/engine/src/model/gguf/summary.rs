@@ -6,7 +6,7 @@ use super::super::error::ModelError;
 use super::super::explain::{ModelFacts, TensorTypes};
 use super::super::fields::Fields;
 use super::super::source::RangeFile;
-use super::header::{Header, Value};
+use super::header::{Header, Value, shortened};
 use super::{ROPE_DIVISORS, blocks, header_bytes, parse};
 
 /// # Errors
@@ -20,7 +20,8 @@ pub(in super::super) fn summary(
     let header = parse(name, &bytes)?;
     let map = header.fields();
     let fields = Fields::new(name, &map);
-    let text = |key: &str| fields.get(key).and_then(|value| value.as_str()).map(str::to_owned);
+    // People read them: no name is longer.
+    let text = |key: &str| fields.get(key).and_then(|value| value.as_str()).map(shortened);
     let architecture = text("general.architecture");
     let n_positions =
         architecture.as_ref().and_then(|name| fields.get(&format!("{name}.context_length"))?.as_u64());

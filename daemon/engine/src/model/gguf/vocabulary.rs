@@ -11,8 +11,9 @@ use super::super::config_file::VOCAB_SIZE_MAX;
 use super::super::error::ModelError;
 use super::super::fields::Fields;
 use super::super::folder::TOKENIZER_BYTES_MAX;
-use super::header::{Header, Value};
-use super::pre::{KNOWN, Pre};
+use super::ends::ends;
+use super::header::{Header, Texts, Value, shortened};
+use super::pre::{Pre, known};
 use crate::batch::Token;
 
 /// The longest entry of which merges are made; published ones are below 100 bytes.
@@ -23,27 +24,16 @@ const MERGES_BYTES_MAX: u64 = 128 << 20;
 /// Of a published vocabulary of 131,072 tokens there are 270,000.
 const N_MERGES_MAX: usize = 4 * VOCAB_SIZE_MAX;
 
+/// All texts of a published vocabulary of 262,144 tokens take 4 MB, and the merges of one of 131,072 take 6 MB.
+const TOKENS_BYTES_MAX: usize = 16 << 20;
+const MERGE_TEXTS_BYTES_MAX: usize = 48 << 20;
+
+/// Of files in the manner of SentencePiece that do not say, as in llama.cpp.
+const BOS_OF_PIECES: usize = 1;
+const EOS_OF_PIECES: usize = 2;
+
 /// What SentencePiece writes for a space.
 const MARK: &str = "▁";
-
-/// Texts of tokens that end a turn or a text, whatever the file calls them: as in `llama-vocab.cpp` of llama.cpp.
-const ENDS: [&str; 15] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_utterance>",
-];
 
 /// What `tokenizer.ggml.token_type` says of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,37 +69,43 @@ struct Entries<'a> {
 /// # Errors
 /// [`ModelError::Field`] for a vocabulary of another kind, and for lists that do not fit one another.
 pub(super) fn vocabulary(header: &Header, fields: &Fields) -> Result<Vocabulary, ModelError> {
-    let texts: &[&str] = match header.values.get("tokenizer.ggml.tokens") {
-        Some(Value::Texts(texts)) if !texts.is_empty() => texts,
+    let texts = match header.values.get("tokenizer.ggml.tokens") {
+        Some(Value::Texts(texts)) if texts.len() > 0 => texts,
         _ => return Err(fields.error("tokenizer.ggml.tokens", "a list of texts")),
     };
     // Before anything is made of them, which takes many times their bytes.
-    if texts.len() > VOCAB_SIZE_MAX {
-        return Err(fields.error("tokenizer.ggml.tokens", format!("at most {VOCAB_SIZE_MAX} texts")));
+    fits(fields, "tokenizer.ggml.tokens", texts, VOCAB_SIZE_MAX, TOKENS_BYTES_MAX)?;
+    if let Some(Value::Texts(merges)) = header.values.get("tokenizer.ggml.merges") {
+        fits(fields, "tokenizer.ggml.merges", merges, N_MERGES_MAX, MERGE_TEXTS_BYTES_MAX)?;
     }
-    if let Some(Value::Texts(merges)) = header.values.get("tokenizer.ggml.merges")
-        && merges.len() > N_MERGES_MAX
-    {
-        return Err(fields.error("tokenizer.ggml.merges", format!("at most {N_MERGES_MAX} texts")));
-    }
-    let entries = Entries::of(texts, kinds(header, fields, texts.len())?, fields)?;
-    let (mut tokenizer, adds_bos) = match fields.text("tokenizer.ggml.model")? {
-        Some("gpt2") => byte_pairs(header, fields, &entries)?,
-        Some("llama") => (pieces(header, fields, &entries)?, true),
+    let is_pieces = match fields.text("tokenizer.ggml.model")? {
+        Some("gpt2") => false,
+        Some("llama") => true,
         _ => return Err(fields.error("tokenizer.ggml.model", "\"gpt2\" or \"llama\"")),
+    };
+    let texts: Vec<&str> = texts.iter().collect();
+    let default = |token: usize| Some(token).filter(|token| is_pieces && *token < texts.len());
+    let id = |key: &str| fields.count(key, 0, texts.len() - 1);
+    let bos = id("tokenizer.ggml.bos_token_id")?.or(default(BOS_OF_PIECES));
+    let eos = id("tokenizer.ggml.eos_token_id")?.or(default(EOS_OF_PIECES));
+
+    let mut entries = Entries::of(&texts, kinds(header, fields, &texts)?, fields)?;
+    let ends = ends(fields, texts.len(), &entries.tokens, eos)?;
+    for token in ends.controls {
+        entries.kinds[token as usize] = Kind::Control;
+    }
+    let (mut tokenizer, adds_bos) = match is_pieces {
+        false => byte_pairs(header, fields, &entries)?,
+        true => (pieces(header, fields, &entries)?, true),
     };
     tokenizer["version"] = "1.0".into();
     tokenizer["added_tokens"] = entries.added();
 
-    let id = |key: &str| fields.count(key, 0, texts.len() - 1);
-    let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id("tokenizer.ggml.eos_token_id")?);
+    let said = fields.flag("tokenizer.ggml.add_bos_token")?;
+    if said == Some(true) && bos.is_none() {
+        return Err(fields.error("tokenizer.ggml.bos_token_id", "a token, since add_bos_token is true"));
+    }
     let text = |id: Option<usize>| id.map(|id| texts[id].to_owned());
-    let adds_bos = fields.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
-    let ids = [eos, id("tokenizer.ggml.eot_token_id")?, id("tokenizer.ggml.eom_token_id")?];
-    let mut stop_tokens: Vec<Token> = ids.into_iter().flatten().map(|id| id as Token).collect();
-    stop_tokens.extend(ENDS.iter().filter_map(|end| entries.tokens.get(end)));
-    stop_tokens.sort_unstable();
-    stop_tokens.dedup();
     let tokenizer_json = tokenizer.to_string().into_bytes();
     if tokenizer_json.len() as u64 > TOKENIZER_BYTES_MAX {
         let expected = format!("a tokenizer of at most {TOKENIZER_BYTES_MAX} bytes");
@@ -117,17 +113,35 @@ pub(super) fn vocabulary(header: &Header, fields: &Fields) -> Result<Vocabulary,
     }
     Ok(Vocabulary {
         tokenizer_json,
-        bos_token: bos.filter(|_| adds_bos).map(|id| id as Token),
+        bos_token: bos.filter(|_| said.unwrap_or(adds_bos)).map(|id| id as Token),
         bos_text: text(bos),
         eos_text: text(eos),
-        stop_tokens,
+        stop_tokens: ends.tokens,
     })
 }
 
-fn kinds(header: &Header, fields: &Fields, n_tokens: usize) -> Result<Vec<Kind>, ModelError> {
-    let key = "tokenizer.ggml.token_type";
+/// Whether a list is one of which something can be made.
+fn fits(
+    fields: &Fields,
+    key: &str,
+    texts: &Texts,
+    n_texts_max: usize,
+    n_bytes_max: usize,
+) -> Result<(), ModelError> {
+    match texts.len() > n_texts_max || texts.n_bytes() > n_bytes_max {
+        true => {
+            Err(fields.error(key, format!("at most {n_texts_max} texts of {n_bytes_max} bytes together")))
+        }
+        false => Ok(()),
+    }
+}
+
+/// What each token is. One without a text stands for nothing.
+fn kinds(header: &Header, fields: &Fields, texts: &[&str]) -> Result<Vec<Kind>, ModelError> {
+    let (key, n_tokens) = ("tokenizer.ggml.token_type", texts.len());
+    let unless_empty = |text: &str, kind| if text.is_empty() { Kind::Unused } else { kind };
     let numbers = match header.values.get(key) {
-        None => return Ok(vec![Kind::Normal; n_tokens]),
+        None => return Ok(texts.iter().map(|text| unless_empty(text, Kind::Normal)).collect()),
         Some(Value::Numbers(numbers)) if numbers.len() == n_tokens => numbers,
         Some(_) => return Err(fields.error(key, format!("a number for each of {n_tokens} tokens"))),
     };
@@ -140,7 +154,8 @@ fn kinds(header: &Header, fields: &Fields, n_tokens: usize) -> Result<Vec<Kind>,
         Some(6) => Ok(Kind::Byte),
         _ => Err(fields.error(key, "numbers from 1 to 6")),
     };
-    numbers.iter().map(kind).collect()
+    let both = numbers.iter().zip(texts);
+    both.map(|(number, text)| kind(number).map(|kind| unless_empty(text, kind))).collect()
 }
 
 impl<'a> Entries<'a> {
@@ -181,13 +196,10 @@ impl<'a> Entries<'a> {
                 Kind::UserDefined => false,
                 _ => return None,
             };
-            // An empty text is found everywhere.
-            (!text.is_empty()).then(|| {
-                json!({
-                    "id": token, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": is_special,
-                })
-            })
+            Some(json!({
+                "id": token, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": is_special,
+            }))
         });
         added.collect()
     }
@@ -196,7 +208,7 @@ impl<'a> Entries<'a> {
 /// A vocabulary of byte pairs, and whether a text begins with a token for it.
 fn byte_pairs(header: &Header, fields: &Fields, entries: &Entries) -> Result<(Json, bool), ModelError> {
     let pre = fields.text("tokenizer.ggml.pre")?.and_then(Pre::of);
-    let pre = pre.ok_or_else(|| fields.error("tokenizer.ggml.pre", KNOWN))?;
+    let pre = pre.ok_or_else(|| fields.error("tokenizer.ggml.pre", known()))?;
     let Some(Value::Texts(merges)) = header.values.get("tokenizer.ggml.merges") else {
         return Err(fields.error("tokenizer.ggml.merges", "a list of texts"));
     };
@@ -292,8 +304,9 @@ fn merges_by_score<'a>(
                 n_bytes += text.len() as u64;
             }
         }
-        if n_bytes > MERGES_BYTES_MAX {
-            let expected = format!("pieces whose merges take at most {MERGES_BYTES_MAX} bytes");
+        if n_bytes > MERGES_BYTES_MAX || merges.len() + own.len() > N_MERGES_MAX {
+            let expected =
+                format!("pieces with at most {N_MERGES_MAX} merges of {MERGES_BYTES_MAX} bytes together");
             return Err(fields.error("tokenizer.ggml.tokens", expected));
         }
         own.sort_unstable();
@@ -306,9 +319,4 @@ fn merges_by_score<'a>(
         other.0.total_cmp(score).then(other.1.cmp(left)).then(other.2.cmp(right))
     });
     Ok(merges.into_iter().map(|(_, merge)| merge).collect())
-}
-
-/// The beginning of a text, for errors.
-fn shortened(text: &str) -> String {
-    text.chars().take(40).collect()
 }

@@ -104,6 +104,14 @@ fn ggml_name(name: &str) -> String {
 /// # Panics
 /// The folder has none.
 pub fn add_byte_pairs(file: &mut Gguf, folder: &Path, pre: &str) {
+    add_byte_pairs_and(file, folder, pre, &[]);
+}
+
+/// As [`add_byte_pairs`], with more tokens behind them: texts, and what `tokenizer.ggml.token_type` says of them.
+///
+/// # Panics
+/// The folder has none.
+pub fn add_byte_pairs_and(file: &mut Gguf, folder: &Path, pre: &str, more: &[(&str, i32)]) {
     let json = |name: &str| -> Value {
         serde_json::from_slice(&fs::read(folder.join(name)).expect("it is there")).expect("it is JSON")
     };
@@ -117,6 +125,8 @@ pub fn add_byte_pairs(file: &mut Gguf, folder: &Path, pre: &str) {
     for added in tokenizer["added_tokens"].as_array().expect("a list") {
         kinds[added["id"].as_u64().expect("a number") as usize] = 3;
     }
+    tokens.extend(more.iter().map(|(text, _)| (*text).to_owned()));
+    kinds.extend(more.iter().map(|(_, kind)| *kind));
     let merges = tokenizer["model"]["merges"].as_array().expect("a list").iter().map(|merge| match merge {
         Value::String(merge) => merge.clone(),
         pair => format!("{} {}", pair[0].as_str().expect("a text"), pair[1].as_str().expect("a text")),
