@@ -104,7 +104,7 @@ clients! {
     model_of_a_path(site) {
         let front = site.front()?;
         let mut last = Ending::well();
-        for name in ["..%2f..%2fetc%2fpasswd", "%00", "%ff%fe", "a/../../b", "%e2%80%ae", "tiny%0d%0aX:%20y"] {
+        for name in ["..%2f..%2fetc%2fpasswd", "%00", "a/../../b", "%e2%80%ae", "tiny%0d%0aX:%20y"] {
             last = front.ask(&front.get(&format!("{MODELS}/{name}"))).await?;
             if last.code != "404" {
                 return Ok(Ending { message: format!("{name}: {}", last.message), ..last });
