@@ -198,13 +198,13 @@ impl Registry {
         Ok(names)
     }
 
-    /// The bytes of its component.
-    pub(super) async fn read(&self, named: &Named) -> Result<Bytes, ErrorBody> {
+    /// The bytes of its component, and their hash.
+    pub(super) async fn read(&self, named: &Named) -> Result<(Bytes, blake3::Hash), ErrorBody> {
         let bytes = tokio::fs::read(&named.path).await.map(Bytes::from).map_err(|error| unread(&error))?;
         let of_file = bytes.clone();
         let hash = blocking(move || blake3::hash(&of_file)).await;
         self.known().insert(named.name.clone(), (named.stamp, hash));
-        Ok(bytes)
+        Ok((bytes, hash))
     }
 
     /// The names, sorted. A folder that cannot be read holds none.
@@ -265,7 +265,7 @@ mod tests {
         std::fs::write(guests.join("chat.wasm"), b"chat").expect("written");
         let named = registry.find("chat").await.expect("it is there");
         assert!(named.n_bytes() == 4 && named.hash.is_none());
-        assert_eq!(registry.read(&named).await.expect("it is read"), b"chat"[..]);
+        assert_eq!(registry.read(&named).await.expect("it is read").0, b"chat"[..]);
         let again = registry.find("chat").await.expect("it is there");
         assert_eq!(again.hash, Some(blake3::hash(b"chat")));
         assert!(refused("other").await.ends_with("registered: nothing"));

@@ -188,10 +188,10 @@ impl Track {
         Ok(Self { daemon, neighbour })
     }
 
-    /// Whether other users attack than the neighbour is.
+    /// Whether an attack can be let loose here.
     #[must_use]
-    pub fn has_users(&self) -> bool {
-        self.daemon.has_users
+    pub fn is_for(&self, attack: &Attack) -> bool {
+        self.daemon.is_for(attack)
     }
 
     fn window(&mut self, seconds: f64) -> io::Result<Window> {

@@ -31,7 +31,7 @@ const BACK_TIME_MAX: Duration = Duration::from_secs(80);
 const WINDOW: Duration = Duration::from_millis(250);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
-const WARMING: [(&str, usize); 17] = [
+const WARMING: [(&str, usize); 21] = [
     ("pages", 4),
     ("encode-random", 4),
     ("encode-emoji", 4),
@@ -50,6 +50,10 @@ const WARMING: [(&str, usize); 17] = [
     ("data-of-12-mb", 1),
     ("upload-twice-at-once", 2),
     ("saves-past-the-disk", 1),
+    ("launches-of-32-mb", 4),
+    ("http-crowd", 1),
+    ("http-json-wide", 4),
+    ("http-answer-unread", 4),
 ];
 
 /// Bytes on disk of contexts that a user may have saved: those of a few contexts.
@@ -65,6 +69,7 @@ pub const ASIDE: &str = "turn 0";
 pub fn config(config: Config) -> Config {
     let limits = GuestLimits {
         cpu_ms: 600,
+        compile_ms: 15_000,
         deadline_ms: 3_000,
         idle_ms: 2_000,
         memory_bytes: 96 << 20,
@@ -140,7 +145,7 @@ impl Suite {
         let mut suite =
             Self { daemon, neighbour, attacker, hostile, raw, runtime, before, saved_before, aside };
         warm(&suite.daemon, suite.attacker)?;
-        if suite.has_users() {
+        if suite.daemon.has_users {
             suite.set_aside()?;
         }
         suite.calm()?;
@@ -158,10 +163,10 @@ impl Suite {
         &self.before
     }
 
-    /// Whether other users attack than the neighbour is.
+    /// Whether an attack can be let loose here.
     #[must_use]
-    pub fn has_users(&self) -> bool {
-        self.daemon.has_users
+    pub fn is_for(&self, attack: &Attack) -> bool {
+        self.daemon.is_for(attack)
     }
 
     /// How a guest of the daemon's own user ends.

@@ -2,6 +2,7 @@
 
 pub(super) mod crowds;
 pub(super) mod frames;
+pub(super) mod large;
 pub(super) mod leaving;
 pub(super) mod messages;
 pub(super) mod outputs;
@@ -18,7 +19,7 @@ use super::raw::Raw;
 use super::{Component, Ending, Site};
 
 /// What a client of the table is.
-type Attacking = Pin<Box<dyn Future<Output = io::Result<Ending>> + Send>>;
+pub(super) type Attacking = Pin<Box<dyn Future<Output = io::Result<Ending>> + Send>>;
 
 /// Bytes that change the hash of a component and nothing else: a custom section of its name.
 pub(super) fn salted(component: &Component, salt: u64) -> Component {
@@ -61,4 +62,4 @@ macro_rules! clients {
         })*
     };
 }
-use clients;
+pub(super) use clients;

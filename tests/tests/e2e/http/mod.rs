@@ -1,5 +1,6 @@
 //! Requests in the form of HTTP APIs, answered by guests.
 
+mod attacks;
 mod bounds;
 mod chat;
 mod client;
