@@ -249,7 +249,7 @@ pub(super) fn random_hex<const N: usize>() -> String {
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::super::token_files::FILE_BYTES_MAX;
     use super::*;
