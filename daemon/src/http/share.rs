@@ -285,7 +285,9 @@ mod tests {
         let mut busy: Vec<_> = (0..64)
             .map(|_| {
                 let ended = ended.clone();
-                let wait = move |_: &YieldPoint| drop(ended.lock().expect("it is whole").recv());
+                let wait = move |_: &YieldPoint| {
+                    let _ = ended.lock().expect("it is whole").recv();
+                };
                 Box::pin(share.work(LARGE, wait))
             })
             .collect();
