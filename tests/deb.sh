@@ -23,14 +23,6 @@ scrape() {
   in_machine timeout 60 bash -c 'exec 3<>/dev/tcp/127.0.0.1/9464
     printf "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9464\r\n\r\n" >&3; cat <&3' >"$work/scraped" && grep -q '^trellis_uptime_seconds [0-9]' "$work/scraped"
 }
-# A question of the daemon's own user, which the guest of the package answers.
-is_answered() {
-  local ask='{"model": "tiny", "temperature": 0, "messages": [{"role": "user", "content": "What is 37 + 48?"}]}'
-  in_machine timeout 120 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8080
-    printf "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer %s\r\n" \
-      "$(cat /var/lib/trellis/http-token)" >&3
-    printf "Content-Length: %d\r\n\r\n%s" "${#1}" "$1" >&3; cat <&3' ask "$ask" >"$work/answered" && grep -q '"content":"85"' "$work/answered"
-}
 trellis_files() { in_machine find / -xdev \( -path /proc -o -path /opt -o -path /tmp -o -path /sys \) -prune -o -iname '*trellis*' -print; }
 
 if [ ! -d "$base/etc" ]; then
@@ -57,8 +49,7 @@ in_machine trellis info >/dev/null || fail "the daemon answers once it is ready"
 in_machine trellis info | grep '^isolation *process' || fail "guests of each user have a process"
 in_machine env XDG_CACHE_HOME=/tmp/cache trellis doctor --config /etc/trellis/trellis.toml || fail "nothing is wrong with it"
 for file in share/man/man1/trellis.1.gz share/bash-completion/completions/trellis share/zsh/vendor-completions/_trellis \
-  share/fish/vendor_completions.d/trellis.fish lib/tmpfiles.d/trellis.conf lib/trellis/guests/chat.wasm \
-  lib/trellis/guests/conversation.wasm lib/trellis/guests/http-chat.wasm; do
+  share/fish/vendor_completions.d/trellis.fish lib/tmpfiles.d/trellis.conf; do
   in_machine test -s "/usr/$file" || fail "$file is there"
 done
 
@@ -77,17 +68,6 @@ in_machine systemctl stop trellis.service
 in_machine systemctl start trellis-metrics.socket trellis.service || fail "the daemon takes the socket"
 scrape || fail "a scrape is answered"
 
-say "HTTP over a socket of systemd's"
-! in_machine systemctl is-enabled --quiet trellis-http.socket || fail "nobody listens for HTTP at first"
-in_machine systemctl enable --quiet trellis-http.socket || fail "its unit is there"
-in_machine systemctl stop trellis.service
-in_machine systemctl start trellis-http.socket trellis.service || fail "the daemon takes the socket"
-for _ in $(seq 100); do
-  ! in_machine test -s /var/lib/trellis/http-token || break
-  sleep 0.2
-done
-is_answered || fail "a question is answered: $(cat "$work/answered")"
-
 say "upgrade"
 pid=$(in_machine systemctl show --value --property MainPID trellis.service)
 echo '# changed' >>"$root/etc/trellis/trellis.toml"
@@ -95,14 +75,12 @@ in_machine dpkg -i --force-confold /opt/trellis.deb >"$log" 2>&1 || fail "it upg
 [ "$(in_machine systemctl show --value --property MainPID trellis.service)" != "$pid" ] || fail "the new program is started"
 in_machine trellis info >/dev/null || fail "the daemon answers"
 scrape || fail "a scrape is answered by the new program"
-is_answered || fail "a question is answered by the new program: $(cat "$work/answered")"
 grep -q '# changed' "$root/etc/trellis/trellis.toml" || fail "what the operator has changed stays"
 
 say "remove and purge"
 in_machine dpkg -r trellis >"$log" 2>&1 || fail "it is removed: $(cat "$log")"
 ! in_machine systemctl is-active --quiet trellis.service || fail "the service is stopped"
 ! in_machine systemctl is-active --quiet trellis-metrics.socket || fail "nobody listens for scrapes any more"
-! in_machine systemctl is-active --quiet trellis-http.socket || fail "nobody listens for HTTP any more"
 in_machine test -e /etc/trellis/trellis.toml || fail "the configuration stays until it is purged"
 in_machine dpkg -P trellis >"$log" 2>&1 || fail "it is purged: $(cat "$log")"
 ! in_machine getent passwd trellis >/dev/null || fail "the user is gone"

@@ -3,9 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-#[cfg(unix)]
-use nix::unistd::{Gid, Group, Uid, User};
-
 /// Where the examples lie in a checkout.
 pub(crate) const EXAMPLES: &str = "guest-examples";
 
@@ -33,12 +30,6 @@ pub(crate) fn built(name: &str) -> Vec<PathBuf> {
 /// Whether nobody but this user and root may change what lies there, or what the folders on the way to it hold.
 #[cfg(unix)]
 fn is_trusted(path: &Path) -> bool {
-    is_closed(path, is_own_group)
-}
-
-/// As [`is_trusted`], where a group counts as this user if `is_own` says so.
-#[cfg(unix)]
-fn is_closed(path: &Path, is_own: impl Fn(u32) -> bool) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let own = rustix::process::geteuid().as_raw();
     // Links lead where they lead.
@@ -47,29 +38,9 @@ fn is_closed(path: &Path, is_own: impl Fn(u32) -> bool) -> bool {
         fs::symlink_metadata(place).is_ok_and(|metadata| {
             // In a sticky folder only its owner can replace a file; what is to be run is not taken from one that others fill.
             let is_passed = metadata.mode() & 0o1000 != 0 && place != path;
-            let is_open = match metadata.mode() & 0o022 {
-                0 => false,
-                0o020 => !is_own(metadata.gid()),
-                _ => true,
-            };
-            [0, own].contains(&metadata.uid()) && (!is_open || is_passed)
+            [0, own].contains(&metadata.uid()) && (metadata.mode() & 0o022 == 0 || is_passed)
         })
     })
-}
-
-/// Whether a group is this user's private one. Where systems make one for each user, what the user makes may be written to by it
-/// (umask 002), as in the folders of a checkout.
-#[cfg(unix)]
-fn is_own_group(gid: u32) -> bool {
-    let user = User::from_uid(Uid::effective()).ok().flatten();
-    let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
-    user.zip(group).is_some_and(|(user, group)| is_private(&group, &user.name, user.gid))
-}
-
-/// Whether a group is one that systems make for a user alone: the user's own, of the same name, in which nobody else is.
-#[cfg(unix)]
-fn is_private(group: &Group, user: &str, gid_of_user: Gid) -> bool {
-    group.gid == gid_of_user && group.name == user && group.mem.iter().all(|member| member == user)
 }
 
 #[cfg(not(unix))]
@@ -98,27 +69,9 @@ mod tests {
         assert!(is_trusted(&file));
         for (place, mode) in &places {
             set(place, mode | 0o020).expect("it is ours");
-            assert!(!is_closed(&file, |_| false), "others may change {}", place.display());
-            assert!(is_closed(&file, |_| true), "the group is this user alone");
-            set(place, mode | 0o022).expect("it is ours");
-            assert!(!is_closed(&file, |_| true), "all may change {}", place.display());
+            assert!(!is_trusted(&file), "others may change {}", place.display());
             set(place, *mode).expect("it is ours");
         }
         assert!(!is_trusted(&root.path().join("nothing")));
-    }
-
-    #[test]
-    fn a_group_is_its_users_alone_by_its_name_and_its_members() {
-        let group = |name: &str, gid, mem: &[&str]| Group {
-            name: name.to_owned(),
-            passwd: c"x".to_owned(),
-            gid: Gid::from_raw(gid),
-            mem: mem.iter().map(|&member| member.to_owned()).collect(),
-        };
-        let is_adas = |group: Group| is_private(&group, "ada", Gid::from_raw(1000));
-        assert!(is_adas(group("ada", 1000, &[])) && is_adas(group("ada", 1000, &["ada"])));
-        assert!(!is_adas(group("ada", 1000, &["ada", "eve"])), "another is in it");
-        assert!(!is_adas(group("users", 1000, &[])), "many have it as their own");
-        assert!(!is_adas(group("ada", 1001, &[])), "it is not the one of what she makes");
     }
 }

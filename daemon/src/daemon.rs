@@ -271,9 +271,6 @@ pub enum DaemonError {
         /// Why.
         source: io::Error,
     },
-    /// Who asks over HTTP cannot be told.
-    #[error("cannot read the tokens of HTTP requests: {0}")]
-    HttpTokens(#[source] io::Error),
     /// There is nowhere to keep compiled guests.
     #[error("no cache directory: set cache_dir in the configuration, or XDG_CACHE_HOME or HOME")]
     NoCacheDir,

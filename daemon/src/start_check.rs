@@ -14,9 +14,8 @@ use trellis_engine::model::Model;
 
 use crate::classes::Classes;
 use crate::config::Config;
-use crate::daemon::{DaemonError, cache_dir, usual_state_dir};
+use crate::daemon::{DaemonError, cache_dir};
 use crate::guest::{GuestError, GuestHost, Policy, check_private};
-use crate::http::check_tokens;
 use crate::loader::check_models;
 use crate::permissions::Permissions;
 
@@ -57,7 +56,6 @@ impl Startable {
 pub(crate) fn check(config: &Config, starter: Starter) -> Result<Startable, DaemonError> {
     let cache = check_cache(config, starter)?;
     check_guests_dir(config)?;
-    check_http(config, starter)?;
     let at_once = Startable::at_once(config)?;
     GuestHost::check_isolation(config.isolation, config.compile_exe.as_deref())?;
     let policy = open_policy(config, cache.as_deref())?;
@@ -78,24 +76,6 @@ pub(crate) fn check_guests_dir(config: &Config) -> Result<(), DaemonError> {
     let Some(path) = &config.guests_dir else { return Ok(()) };
     let listed = std::fs::read_dir(path).map(drop);
     listed.map_err(|source| DaemonError::GuestsDir { path: path.clone(), source })
-}
-
-/// Whether it can be told who asks over HTTP; what of the tokens a daemon would pass over.
-///
-/// # Errors
-/// The folder of the tokens, or the daemon's own, is not there or is not closed to others.
-pub(crate) fn check_http(config: &Config, starter: Starter) -> Result<Vec<String>, DaemonError> {
-    let (daemon, state_dir) = match starter {
-        Starter::Own => {
-            let state_dir = config.state_dir.clone().or_else(usual_state_dir);
-            (rustix::process::geteuid().as_raw(), state_dir)
-        }
-        // Its own token is where the service has its state.
-        Starter::Service(Some(uid)) => (uid, None),
-        Starter::Service(None) => return Ok(Vec::new()),
-    };
-    let config = Config { state_dir, http: config.http.clone(), ..Config::default() };
-    check_tokens(&config, daemon).map_err(DaemonError::HttpTokens)
 }
 
 /// The folder of compiled guests, where this process may use it and it is there.
@@ -161,11 +141,6 @@ mod tests {
             assert!(said.starts_with(&format!("guests_dir {}: ", wrong.display())), "{said}");
             assert_eq!(check_guests_dir(&config).expect_err("as the start").to_string(), said);
         }
-        let mut config = base.clone();
-        config.http.listen = Some("127.0.0.1:0".parse().expect("an address"));
-        config.http.tokens_dir = Some("/no/such/tokens".into());
-        let said = refused(&config);
-        assert!(said.starts_with("cannot read the tokens of HTTP requests: /no/such/tokens: "), "{said}");
         let mut config = base.clone();
         config.policy.component = Some("/no/such/policy.wasm".into());
         assert!(refused(&config).starts_with("the policy /no/such/policy.wasm: "), "{}", refused(&config));

@@ -1,7 +1,6 @@
 //! Daemons with a small world of their own, in this process or in another, and what their guests send.
 
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
@@ -357,25 +356,6 @@ fn serve(exe: &str, folder: &Path, environment: &[(&str, &str)]) -> Child {
     command.arg("--config").arg(folder.join("trellis.toml"));
     command.stderr(std::fs::File::create(folder.join(LOG)).expect("the folder takes files"));
     command.spawn().expect("the daemon starts")
-}
-
-/// A daemon with this file of settings that is handed sockets, as by a service manager that has made them: where clients come, and where
-/// HTTP requests do.
-#[must_use]
-pub fn serve_handed(exe: &str, settings: &Path, clients: OwnedFd, http: Option<OwnedFd>) -> Command {
-    let handed = match http {
-        Some(_) => {
-            "exec 3<&0 4<&1 </dev/null >/dev/null; export LISTEN_FDS=2 LISTEN_FDNAMES=trellis.socket:http"
-        }
-        None => "exec 3<&0 </dev/null; export LISTEN_FDS=1",
-    };
-    let mut command = trellis("sh");
-    command.arg("-c").arg(format!("{handed} LISTEN_PID=$$; exec \"$0\" \"$@\""));
-    command.args([exe, "serve", "--config"]).arg(settings).stdin(Stdio::from(clients));
-    if let Some(http) = http {
-        command.stdout(Stdio::from(http));
-    }
-    command
 }
 
 /// Runs a process to its end and collects what it writes.

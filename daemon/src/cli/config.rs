@@ -29,7 +29,7 @@ Examples:
   trellis config check trellis.toml && trellis serve --config trellis.toml
 
 Looked at are the file, with the nearest right name for a wrong one, users and groups of classes and permissions, the folders of
-guests, of the cache and of the tokens of HTTP requests with each file in it, the head of each model, and whether the models fit `model_bytes`, and on the CPU the machine. The operator's
+guests and of the cache, the head of each model, and whether the models fit `model_bytes`, and on the CPU the machine. The operator's
 component is compiled, begins, and says what it puts in front of each model. No model is loaded, and what is refused is refused in the
 words of the start. A model of the catalog alone that cannot be loaded is warned of: whoever asks for it is refused. Of the file of the
 service the cache is looked at as its user has it. `trellis doctor --config FILE` compares the models with the memory that is free as well.
@@ -167,7 +167,6 @@ pub(super) fn check(file: &Path, starter: Starter) -> Result<Checked, CliError> 
     let models: Vec<String> = models.into_iter().map(|model| model.name).collect();
     let mut warnings: Vec<String> = socket_passed_over(&config, service::lent_socket()).into_iter().collect();
     warnings.extend(not_loadable(&config, &models));
-    warnings.extend(start_check::check_http(&config, starter).map_err(Box::new)?);
     Ok(Checked {
         path: file.to_owned(),
         models,

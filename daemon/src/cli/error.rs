@@ -106,19 +106,9 @@ pub(crate) enum CliError {
         "the daemon at {socket} starts over and over: {n_starts} starts came to nothing while it was waited for"
     )]
     Failing { socket: String, n_starts: u32 },
-    /// Whoever starts it keeps its socket no more.
-    #[error(
-        "the daemon at {socket} does not start: what was started while it was waited for came to nothing ({source})"
-    )]
-    DoesNotStart { socket: String, source: trellis_client::Error },
     /// It takes no connections: what comes is the next daemon's.
     #[error("the daemon at {socket}, process {pid}, is on its way out and takes no connections any more")]
     EndsAlready { socket: String, pid: u32 },
-    /// Nothing can be seen of it: its lock is closed to this user, who could not stop it.
-    #[error(
-        "the daemon at {socket} takes no connections now, and is stopped by root and the user that it runs as alone"
-    )]
-    MayNotStop { socket: String },
     /// The report has said so.
     #[error("no daemon serves")]
     NotServing,
@@ -276,11 +266,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_)
-            | Self::ModelLeaves { .. }
-            | Self::Silent { .. }
-            | Self::Failing { .. }
-            | Self::DoesNotStart { .. } => TRY_AGAIN,
+            Self::Device(_) | Self::ModelLeaves { .. } | Self::Silent { .. } | Self::Failing { .. } => {
+                TRY_AGAIN
+            }
             Self::Guest(body) | Self::NotCompared(body) | Self::NotBegun(body)
                 if body.code.is_retryable() =>
             {
@@ -323,10 +311,6 @@ impl CliError {
             }
             Self::Silent { .. } | Self::Failing { .. } => {
                 "`trellis status` says what can be said of it, its log more"
-            }
-            Self::DoesNotStart { .. } => {
-                "its log says why (`journalctl -u trellis`); systemd starts one that failed so often again within a minute, or after \
-                 `systemctl reset-failed trellis.socket trellis.service`"
             }
             Self::EndsAlready { pid, .. } => {
                 return Some(format!(

@@ -15,7 +15,6 @@ use listenfd::ListenFd;
 use sd_notify::NotifyState;
 
 use crate::daemon::{Daemon, LoadProgress};
-use crate::http::LentHttp;
 use crate::upgrade::{self, Inherited};
 
 /// Time between two messages while models are loaded.
@@ -148,9 +147,8 @@ pub(super) async fn watch(daemon: &Daemon) -> Infallible {
     }
 }
 
-/// The names of sockets that are for metrics and for HTTP requests (`FileDescriptorName=`).
+/// The name of a socket that is for metrics (`FileDescriptorName=`).
 const METRICS_NAME: &str = "metrics";
-const HTTP_NAME: &str = "http";
 
 /// The sockets that a service manager has made for this process and handed it (`sd_listen_fds(3)`).
 #[derive(Debug)]
@@ -159,58 +157,33 @@ pub(super) struct Lent {
     pub(super) clients: Option<UnixListener>,
     /// Where metrics are asked for.
     pub(super) metrics: Option<TcpListener>,
-    /// Where HTTP requests come.
-    pub(super) http: Option<LentHttp>,
-    /// What the daemon before in this process has left, in place of all.
+    /// What the daemon before in this process has left, in place of both.
     pub(super) inherited: Option<Inherited>,
 }
 
 /// Takes what was handed over, whatever the order is.
 ///
 /// # Errors
-/// What is for clients is no Unix socket, what is for metrics is none of TCP, what is for HTTP requests is neither, or the daemon before has
-/// left nothing that is known.
+/// What is for clients is no Unix socket, or what is for metrics is none of TCP, or the daemon before has left nothing that is known.
 pub(super) fn lent_sockets() -> io::Result<Lent> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut handed = ListenFd::from_env();
     if let Some(idx) = names.split(':').position(|name| name == upgrade::NAME)
         && let Some(left) = handed.take_unix_listener(idx)?
     {
-        let inherited = Some(Inherited::take(left)?);
-        return Ok(Lent { clients: None, metrics: None, http: None, inherited });
+        return Ok(Lent { clients: None, metrics: None, inherited: Some(Inherited::take(left)?) });
     }
-    let Places { clients, metrics, http } = Places::of(&names, handed.len());
+    let (clients, metrics) = places(&names, handed.len());
     let clients = clients.map(|idx| handed.take_unix_listener(idx)).transpose()?.flatten();
     let metrics = metrics.map(|idx| handed.take_tcp_listener(idx)).transpose()?.flatten();
-    let http = match http {
-        // What is not of the first kind stays where it is.
-        Some(idx) => match handed.take_tcp_listener(idx) {
-            Ok(port) => port.map(LentHttp::Loopback),
-            Err(_) => handed.take_unix_listener(idx)?.map(LentHttp::Unix),
-        },
-        None => None,
-    };
-    Ok(Lent { clients, metrics, http, inherited: None })
+    Ok(Lent { clients, metrics, inherited: None })
 }
 
-/// Which of the sockets that were handed over is for what.
-#[derive(Debug, PartialEq, Eq)]
-struct Places {
-    clients: Option<usize>,
-    metrics: Option<usize>,
-    http: Option<usize>,
-}
-
-impl Places {
-    /// Of so many: the first of either name, and the first of any other or of none.
-    fn of(names: &str, n: usize) -> Self {
-        let names: Vec<&str> = names.split(':').collect();
-        let find = |name: &str| (0..n).find(|idx| names.get(*idx).is_some_and(|found| *found == name));
-        let is_named =
-            |idx: &usize| names.get(*idx).is_some_and(|name| [METRICS_NAME, HTTP_NAME].contains(name));
-        let clients = (0..n).find(|idx| !is_named(idx));
-        Self { clients, metrics: find(METRICS_NAME), http: find(HTTP_NAME) }
-    }
+/// Which of so many sockets is for clients, and which for metrics: the first of that name, and the first of any other or of none.
+fn places(names: &str, n: usize) -> (Option<usize>, Option<usize>) {
+    let names: Vec<&str> = names.split(':').collect();
+    let is_for_metrics = |idx: &usize| names.get(*idx) == Some(&METRICS_NAME);
+    ((0..n).find(|idx| !is_for_metrics(idx)), (0..n).find(is_for_metrics))
 }
 
 fn say(states: &[NotifyState<'_>]) {
@@ -237,16 +210,12 @@ mod tests {
 
     #[test]
     fn sockets_are_told_apart_by_their_names() {
-        let places = |names, n| {
-            let Places { clients, metrics, http } = Places::of(names, n);
-            (clients, metrics, http)
-        };
-        assert_eq!(places("", 0), (None, None, None));
-        assert_eq!(places("", 1), (Some(0), None, None));
-        assert_eq!(places("trellis.socket", 1), (Some(0), None, None));
-        assert_eq!(places("metrics:trellis.socket", 2), (Some(1), Some(0), None));
-        assert_eq!(places("trellis.socket:metrics:http", 3), (Some(0), Some(1), Some(2)));
-        assert_eq!(places("http:metrics", 2), (None, Some(1), Some(0)));
+        assert_eq!(places("", 0), (None, None));
+        assert_eq!(places("", 1), (Some(0), None));
+        assert_eq!(places("trellis.socket", 1), (Some(0), None));
+        assert_eq!(places("metrics:trellis.socket", 2), (Some(1), Some(0)));
+        assert_eq!(places("trellis.socket:metrics", 2), (Some(0), Some(1)));
+        assert_eq!(places("metrics", 1), (None, Some(0)));
     }
 
     #[test]

@@ -59,35 +59,20 @@ impl Patience {
     /// # Errors
     /// None does; or it cannot be talked to, or gives no sign for too long.
     pub(crate) async fn connect(&mut self, socket: &SocketArgs) -> Result<Client, CliError> {
-        // What comes to nothing from here on is seen.
-        let candidates = socket.candidates();
-        self.signs.get_or_insert_default().look(&candidates);
         let mut connecting = pin!(socket.connect_silently());
         let mut pause = QUIET_TIME;
         let connected = loop {
             match timeout(pause, &mut connecting).await {
                 Ok(connected) => break connected,
-                Err(_) => self.look(&candidates)?,
+                Err(_) => self.look(&socket.candidates())?,
             }
             pause = LOOK;
         };
         self.progress.finish();
-        match connected {
-            Ok(client) => {
-                self.signs = None;
-                Ok(client)
-            }
-            // Whoever starts daemons has shut the socket on those who waited.
-            Err(source @ Error::ConnectionLost(_)) => {
-                match self.signs.get_or_insert_default().look(&candidates).failing {
-                    Some(socket) => {
-                        Err(CliError::DoesNotStart { socket: socket.display().to_string(), source })
-                    }
-                    None => Err(source.into()),
-                }
-            }
-            Err(error) => Err(error.into()),
+        if connected.is_ok() {
+            self.signs = None;
         }
+        Ok(connected?)
     }
 
     /// As [`Self::connect`], where the connection before is lost.
@@ -96,7 +81,7 @@ impl Patience {
     /// As there, for whom a client waits that would know nothing of ours.
     pub(crate) async fn connect_again(&mut self, socket: &SocketArgs) -> Result<Client, Error> {
         self.connect(socket).await.map_err(|error| match error {
-            CliError::Client(error) | CliError::DoesNotStart { source: error, .. } => error,
+            CliError::Client(error) => error,
             CliError::Silent { socket, waited } => Error::Silent { socket: socket.into(), waited },
             CliError::Failing { socket, n_starts } => Error::Failing { socket: socket.into(), n_starts },
             other => unreachable!("a connection does not fail so: {other}"),
@@ -154,8 +139,6 @@ impl Patience {
                     return Err(CliError::NotBegun(last));
                 }
                 Err(CliError::Client(error)) if error.is_retryable() || is_away(&error) => {}
-                // Another may come all the same.
-                Err(CliError::DoesNotStart { .. }) => {}
                 Err(error @ (CliError::Silent { .. } | CliError::Failing { .. })) => {
                     return Err(self.not_begun(&error, last));
                 }

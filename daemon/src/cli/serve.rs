@@ -22,7 +22,7 @@ use super::sockets::Sockets;
 use super::start_notes::StartNotes;
 use crate::config::{Config, ConfigError, Device, DtypeChoice, LogFilter, LogFormat};
 use crate::daemon::{Daemon, usual_state_dir};
-use crate::http::{Arrivals, Front, HttpSocket};
+use crate::http::{Front, HttpSocket};
 use crate::logs::{self, SetLog};
 use crate::reload::{Origin, ReloadError};
 use crate::start_check::{self, Startable, Starter};
@@ -62,8 +62,7 @@ Started by systemd with Type=notify, it says there how far the start is, that it
 WatchdogSec=, that each engine answers, and where one never does, systemd starts it again. With a socket unit it listens
 on the socket that it is handed, where clients wait while no daemon runs.
 
-With [http] in the file it answers requests in the form of OpenAI's API as well, on a Unix socket, or on a loopback address with a token,
-or on the socket of that name (FileDescriptorName=http) that systemd hands it.
+With [http] in the file it answers requests in the form of OpenAI's API as well, on a Unix socket, or on a loopback address with a token.
 
 Exit status: 0 stopped, 2 it could not start, 75 the device failed: clients were told, start it again
 (with on_device_failure = \"reopen\" in the configuration it first tries to open the device again).";
@@ -266,10 +265,6 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // that come meanwhile should wait for this one.
     let Sockets { mut listener, endpoint, metrics_are_lent, http, are_inherited } =
         Sockets::of(lent, &config).await?;
-    // A daemon that takes the place of another serves those who are there, with tokens or without.
-    if !are_inherited {
-        start_check::check_http(&config, Starter::Own).map_err(Box::new)?;
-    }
     let socket = listener.path().to_owned();
     // The service manager may have said where.
     let _ = settings.listened.set(socket.clone());
@@ -328,12 +323,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         };
         (socket, tokio::spawn(endpoint.serve(read, daemon.shutdown().clone())))
     });
-    let mut arrivals = Arriving::default();
     let http = match http {
         Some((socket, place)) => match Front::new(&daemon, &config, socket.needs_token(), users) {
             Ok(front) => {
                 tracing::info!(place, "HTTP requests are answered");
-                arrivals = Arriving { http: Some(front.arrivals().clone()), is_lent: socket.is_lent() };
                 Some(tokio::spawn(socket.serve(front, daemon.shutdown().clone())))
             }
             // Those who are served already are not to suffer for it.
@@ -358,7 +351,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         never = reload(&daemon, &mut hang_ups) => match never {},
         never = follow_upgrades(&daemon, &mut upgrades) => match never {},
         never = follow_pressure(&daemon) => match never {},
-        never = leave(&daemon, &interrupts, &manager, words, &arrivals) => match never {},
+        never = leave(&daemon, &interrupts, &manager, words) => match never {},
     }
     let http = match http {
         Some(task) => joined(task).await,
@@ -480,32 +473,8 @@ const DRAINS: &str = "what runs comes to its end; nothing more is taken on";
 /// What guests may take to end after the drain, of which a service manager hears.
 const END_TIME: Duration = Duration::from_secs(60);
 
-/// HTTP requests that are on their way in.
-#[derive(Default)]
-struct Arriving {
-    http: Option<Arrivals>,
-    /// A service manager keeps their socket when the daemon ends.
-    is_lent: bool,
-}
-
-impl Arriving {
-    /// Where another daemon goes on with the socket, has whoever connects from now on wait for that one, and lets those begin who have
-    /// connected before: a drain of this time is about to refuse what begins.
-    async fn end(&self, is_told_to_end: bool, drain_time: Duration) {
-        if let Some(http) = self.http.as_ref().filter(|_| self.is_lent || !is_told_to_end) {
-            http.end(drain_time).await;
-        }
-    }
-}
-
 /// Has the daemon end once it is told to, or once another program is to take its place, after what it is at.
-async fn leave(
-    daemon: &Daemon,
-    interrupts: &Interrupts,
-    manager: &Manager,
-    words: Words,
-    arrivals: &Arriving,
-) -> Infallible {
+async fn leave(daemon: &Daemon, interrupts: &Interrupts, manager: &Manager, words: Words) -> Infallible {
     let second = interrupts.second();
     let is_told_to_end = tokio::select! {
         biased;
@@ -541,12 +510,8 @@ async fn leave(
         }
         second.await;
     };
-    let drains = async {
-        arrivals.end(is_told_to_end, time).await;
-        daemon.drain().await;
-    };
     let has_drained = tokio::select! {
-        () = drains => true,
+        () = daemon.drain() => true,
         () = told_meanwhile => false,
     };
     if has_drained {

@@ -8,8 +8,8 @@ use trellis_client::socket::default_socket;
 use super::error::CliError;
 use super::manager::Lent;
 use super::served::{OPEN_MODE, directory_mode};
-use crate::config::{Config, HttpListen};
-use crate::http::{HandedHttp, HttpSocket, LentHttp};
+use crate::config::Config;
+use crate::http::{HandedHttp, HttpSocket};
 use crate::ipc::Listener;
 use crate::metrics::Endpoint;
 use crate::upgrade::{Inherited, InheritedMetrics};
@@ -30,7 +30,7 @@ impl Sockets {
     /// Those that are handed over, or else those that the settings name.
     pub(super) async fn of(lent: Lent, config: &Config) -> Result<Self, CliError> {
         let told = config.socket.clone();
-        let Lent { clients, metrics, http: lent_http, inherited } = lent;
+        let Lent { clients, metrics, inherited } = lent;
         let are_inherited = inherited.is_some();
         let (metrics, kept, http) = match inherited {
             Some(Inherited { clients, metrics, http }) => (metrics, Some(clients), http),
@@ -69,11 +69,7 @@ impl Sockets {
             (None, Some(address)) => Some(listen_for_metrics(address).await?),
             (None, None) => None,
         };
-        let http = match lent_http {
-            Some(lent) => adopt_for_http(lent, config),
-            None => listen_for_http(http, config).await,
-        };
-        let http = match http {
+        let http = match listen_for_http(http, config).await {
             // Those who are served already are not to suffer for it.
             Err(error) if are_inherited => {
                 tracing::warn!(%error, "no HTTP requests are answered");
@@ -95,36 +91,15 @@ async fn listen_for_http(
             .inspect_err(|error| tracing::warn!(%error, "the socket for HTTP requests is made anew"))
             .ok()
     });
-    // One that the settings do not name any more is closed, unless a service manager has made it.
-    let is_told = |http: &HttpSocket| config.http.listen.as_ref().is_some_and(|told| http.is_at(told));
-    let inherited = inherited.filter(|http| http.is_lent() || is_told(http));
-    let (bound, wanted) = match (inherited, &config.http.listen) {
-        (Some(http), _) => (Ok(http), "the socket of the program before".to_owned()),
-        (None, Some(listen)) => (HttpSocket::bind(listen).await, listen.to_string()),
-        (None, None) => return Ok(None),
+    // One that the settings do not name any more is closed.
+    let inherited = inherited.filter(|http| config.http.listen.as_ref().is_some_and(|told| http.is_at(told)));
+    let Some(listen) = &config.http.listen else { return Ok(None) };
+    let bound = match inherited {
+        Some(http) => Ok(http),
+        None => HttpSocket::bind(listen).await,
     };
     let bound = bound.and_then(|socket| Ok((socket.place()?, socket)));
-    let (place, socket) = bound.map_err(|error| {
-        // What a process is told that may have no sockets of this kind.
-        let is_shut_in = error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error());
-        let why = match is_shut_in {
-            true => ": this service may make no such socket, and takes one from trellis-http.socket in place of http.listen",
-            false => "",
-        };
-        CliError::io(format!("listen for HTTP requests on {wanted}{why}"))(error)
-    })?;
-    Ok(Some((socket, place)))
-}
-
-/// The socket for HTTP requests that the service manager hands over, in place of what the configuration says.
-fn adopt_for_http(lent: LentHttp, config: &Config) -> Result<Option<(HttpSocket, String)>, CliError> {
-    let adopted = HttpSocket::adopt(lent).and_then(|socket| Ok((socket.place()?, socket)));
-    let (place, socket) = adopted.map_err(CliError::io("take the socket for HTTP requests of systemd"))?;
-    let is_there = |told: &HttpListen| place == told.to_string() || place == format!("http://{told}");
-    if let Some(told) = config.http.listen.as_ref().filter(|told| !is_there(told)) {
-        let why = "HTTP requests come on the socket that the service manager hands over, and http.listen is passed over";
-        tracing::warn!(%told, place, "{why}");
-    }
+    let (place, socket) = bound.map_err(CliError::io(format!("listen for HTTP requests on {listen}")))?;
     Ok(Some((socket, place)))
 }
 

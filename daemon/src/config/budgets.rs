@@ -31,9 +31,8 @@ pub struct SharedBudget {
     pub n_contexts: u64,
     /// Bytes of host memory at once: the linear memory of guests, what starting one takes, twice the code
     /// of the programs that guests of a user run (once for each, where they have no process of their own), token lists of contexts open or
-    /// saved, ten a token, masks, grammars, messages that no guest has received, outputs that no client has read,
-    /// frames and uploads on their way in, and components that were uploaded and are not compiled yet, ten seconds long where nobody
-    /// starts them. When absent a third of the machine's memory, or of what its control group may
+    /// saved, ten a token, masks, grammars, messages that no guest has received, outputs that no client has read, and
+    /// frames and uploads on their way in. When absent a third of the machine's memory, or of what its control group may
     /// have, for the daemon, and half of that for a user and for a session; where guests have processes, no more than
     /// `process_memory_bytes` leaves beside what such a process needs for itself. Beside others a user has no more than is left
     /// for the next one: of users who take all that they can get, at once two have a third each, three a quarter.

@@ -17,8 +17,7 @@ use crate::metrics::is_loopback;
 pub struct HttpSettings {
     /// Where the daemon answers HTTP requests in the form of OpenAI's API: the absolute path of a Unix socket, where the kernel says
     /// who asks, in a folder of root or the daemon to which nobody else may write; or a loopback address, as `127.0.0.1:8080`, where a
-    /// token does; nowhere when absent. Not an address under the packaged unit, which is shut off from every network:
-    /// `trellis-http.socket` hands it the socket, and this stays absent.
+    /// token does; nowhere when absent. Not an address under the packaged unit, which is shut off from every network.
     pub listen: Option<HttpListen>,
     /// The folder of the tokens, for a loopback address, of root or the daemon, to which nobody else may write: each file is named by a
     /// user, holds its token in 4,096 bytes at most, and may be read by nobody but its owner, which is that user, root or the user of
@@ -27,12 +26,10 @@ pub struct HttpSettings {
     pub tokens_dir: Option<PathBuf>,
     /// Bytes of the body of one request. What becomes of them is on the account of its user, `host_bytes`, until the answer is read.
     pub body_bytes: usize,
-    /// Connections of each user at a time. On a loopback address those that have shown no token yet are nobody's: four times as many
-    /// together, of which the oldest is closed where another comes. All are among those that the daemon has descriptors for. Those
-    /// beyond are closed.
+    /// Connections of each user at a time. On a loopback address all have four times as many together. All are among those that the
+    /// daemon has descriptors for. Those beyond are closed.
     pub n_connections: usize,
-    /// Time that a client may take to send the head of a request, and again to send its body. On a loopback address the first head
-    /// has to be there within five seconds.
+    /// Time that a client may take to send the head of a request, and again to send its body.
     pub read_ms: u64,
     /// Time in which a client has to take some of its answer when there is more of it to send.
     pub write_ms: u64,

@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, ActorId, GuestId};
 
-use super::beside::Beside;
 use super::cache::{CacheLimits, CodeCache};
 use super::code_key::{BroughtBy, Wanted};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
@@ -145,11 +144,6 @@ impl GuestHost {
         &self.limits
     }
 
-    /// Where this process does long work for users, by fair shares.
-    pub(crate) fn beside(&self) -> &Beside {
-        self.pool.beside()
-    }
-
     /// Where guests run.
     #[must_use]
     pub fn isolation(&self) -> Isolation {
@@ -234,40 +228,22 @@ impl GuestHost {
         Ok(if self.processes.is_some() { program.with_code(code.into()) } else { program })
     }
 
-    /// As [`GuestHost::compile_known`], of a component whose hash is not known yet.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn compile(
-        self: &Arc<Self>,
-        actor: ActorId,
-        brought: BroughtBy,
-        wasm: Bytes,
-        progress: impl FnMut(CompileProgress) + Send,
-    ) -> Result<Program, Arc<GuestError>> {
-        check_kind(&wasm, &self.limits)?;
-        let bytes = wasm.clone();
-        let hash = blocking(move || blake3::hash(&bytes)).await;
-        self.compile_known(actor, brought, hash, wasm, progress).await
-    }
-
-    /// Makes a component that has this hash ready to start for this user: from memory, from the cache, or by compiling it in a
+    /// Makes a component ready to start for this user: from memory, from the cache, or by compiling it in a
     /// process of its own. A call for one that is being compiled for the same user, or is the operator's, waits for the same process;
     /// when the last future of these calls is dropped, the process is killed.
     ///
     /// # Errors
     /// The component is none, is broken, does not fit the host, or is too much to compile; or too many
     /// components wait to be compiled.
-    pub(crate) async fn compile_known(
+    pub async fn compile(
         self: &Arc<Self>,
         actor: ActorId,
         brought: BroughtBy,
-        hash: blake3::Hash,
         wasm: Bytes,
         mut progress: impl FnMut(CompileProgress) + Send,
     ) -> Result<Program, Arc<GuestError>> {
         check_kind(&wasm, &self.limits)?;
-        let wanted = Wanted::new(actor, brought, hash);
+        let wanted = Wanted::new(actor, brought, blake3::hash(&wasm));
         if let Some((program, source)) = self.locate(wanted).await {
             progress(CompileProgress::Done { source });
             return Ok(program);

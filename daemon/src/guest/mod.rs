@@ -64,17 +64,14 @@ mod world;
 
 pub use crate::on_demand::LoadListener;
 pub use amounts::Amounts;
-pub(crate) use beside::Beside;
 pub(crate) use cache::{check_private, make_private};
 pub use code_key::BroughtBy;
 pub use compile::{CompileProgress, ProgramSource};
 pub use component::{About, Program};
 pub(crate) use component::{N_COPIES_OF_CODE, check_format};
-pub(crate) use cpu::CpuClock;
 pub use error::{GuestEnd, GuestError};
 pub(crate) use guest_models::GuestModels;
 pub use guests::{GuestHost, GuestHostConfig};
-pub(crate) use host::in_parts;
 pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, message_charge};
 pub(crate) use io::{Creditor, Sink, output_to};
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
@@ -85,7 +82,6 @@ pub(crate) use policy::{Closed, Gate, Passage, PolicedGuest, Ruling};
 pub use policy::{Policy, PolicyError, PolicyFailure, PolicySettings};
 pub(crate) use pool::{GUEST_BYTES, GuestPool};
 pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, RunningGuest, Used};
-pub(crate) use rooms::Need;
 #[cfg(test)]
 pub(crate) use runtime::pool_bytes;
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};

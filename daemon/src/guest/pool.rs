@@ -265,11 +265,6 @@ impl GuestPool {
         self.drain.begin(until);
     }
 
-    /// Where long work is done that is not the guests' own.
-    pub(crate) fn beside(&self) -> &Beside {
-        &self.beside
-    }
-
     /// What components are loaded into.
     pub(crate) fn runtime(&self) -> &Runtime {
         &self.runtime

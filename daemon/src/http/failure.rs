@@ -41,11 +41,6 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(param)
     }
 
-    /// A user that has as many connections as it may have.
-    pub(super) fn too_many_connections(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_connections", message)
-    }
-
     pub(super) fn about(self, param: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..self }
     }

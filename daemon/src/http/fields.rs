@@ -3,10 +3,8 @@
 use axum::http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use trellis_engine::model::YieldPoint;
 
 use super::failure::Failure;
-use crate::guest::in_parts;
 
 /// An object of a request, and where it stands in it.
 #[derive(Debug)]
@@ -16,13 +14,11 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Those of a body, which is read in parts.
-    ///
     /// # Errors
-    /// The body is no object in JSON, or nobody wants it to be read any more.
-    pub(super) fn of_body(body: &[u8], yields: &YieldPoint) -> Result<Self, Failure> {
+    /// The body is no object in JSON.
+    pub(super) fn of_body(body: &[u8]) -> Result<Self, Failure> {
         let no_json = |message: String| Failure::new(StatusCode::BAD_REQUEST, "invalid_json", message);
-        match serde_json::from_reader(in_parts(body, yields)) {
+        match serde_json::from_slice(body) {
             Ok(Value::Object(map)) => Ok(Self { place: String::new(), map }),
             Ok(_) => Err(no_json("the body is no object in JSON".to_owned())),
             Err(error) => Err(no_json(format!("the body is not JSON: {error}"))),
@@ -172,7 +168,7 @@ mod tests {
     use super::*;
 
     fn fields(text: &str) -> Fields {
-        Fields::of_body(text.as_bytes(), &YieldPoint::NONE).expect("an object")
+        Fields::of_body(text.as_bytes()).expect("an object")
     }
 
     #[test]
@@ -198,7 +194,7 @@ mod tests {
         assert!(all.only("tier", &[json!("auto")], "there are no tiers").is_err());
         assert_eq!(all.need::<String>("model").expect_err("missing").code, "missing_required_parameter");
         assert!(all.schema("schema").is_err());
-        assert_eq!(Fields::of_body(b"[1]", &YieldPoint::NONE).expect_err("a list").code, "invalid_json");
+        assert_eq!(Fields::of_body(b"[1]").expect_err("a list").code, "invalid_json");
     }
 
     #[test]

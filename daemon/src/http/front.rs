@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -21,16 +21,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::task_tracker::TaskTrackerToken;
-use trellis_client::{Client, ModelInfo};
-use trellis_engine::model::YieldPoint;
+use trellis_client::Client;
 
-use super::arrivals::Arrivals;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::fields::Fields;
-use super::places::{Place, Places};
-use super::share::{JsonSize, Share, Work};
+use super::places::Places;
+use super::share::{self, Share};
 use super::tokens::{Tokens, random_hex};
 use super::write_timeout::WriteTimeout;
 use super::{anthropic, openai};
@@ -38,16 +35,14 @@ use crate::config::{Config, HttpSettings};
 use crate::daemon::Daemon;
 use crate::ipc::HandOver;
 use crate::service::HostService;
-use crate::session::{Actor, Sessions};
+use crate::session::{Actor, Quota, QuotaPermit, Sessions};
+use crate::user_places::UserPlaces;
 
 /// Bytes under way between a request and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
 
 /// Bytes of the head of a request, and of what is read of its body at a time.
 const BUFFER_BYTES: usize = 64 << 10;
-
-/// What is charged at a time of a body that comes in pieces.
-const CHARGED_BYTES: u64 = 64 << 10;
 
 /// The header by which clients of OpenAI's API name an answer to whoever is to find out about it.
 const REQUEST_ID: &str = "x-request-id";
@@ -65,10 +60,12 @@ pub(super) struct Ends {
 pub(crate) struct Front {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
-    work: Arc<Work>,
+    /// Of users, for work on what is large.
+    large_work: UserPlaces,
+    /// Connections of those who came with tokens.
+    with_tokens: Arc<Quota>,
     shutdown: CancellationToken,
     hand_over: Arc<HandOver>,
-    arrivals: Arrivals,
     settings: HttpSettings,
     /// None where the kernel says who asks.
     tokens: Option<Arc<Tokens>>,
@@ -99,14 +96,13 @@ impl Front {
         if let Some(tokens) = &tokens {
             tracing::info!(place = %tokens.place().display(), "HTTP requests need a token");
         }
-        let host = daemon.service().host();
         Ok(Arc::new(Self {
             sessions: daemon.sessions().clone(),
             service: daemon.service().clone(),
-            work: Work::new(host.beside().clone(), Duration::from_millis(host.limits().cpu_ms)),
+            large_work: share::places(),
+            with_tokens: Quota::new(config.http.n_connections),
             shutdown: daemon.shutdown().clone(),
             hand_over: daemon.upgrade().hand_over().clone(),
-            arrivals: Arrivals::default(),
             settings: config.http.clone(),
             tokens,
             users,
@@ -131,13 +127,8 @@ impl Front {
     }
 
     /// Places for those who come.
-    pub(super) fn places(&self) -> Arc<Places> {
+    pub(super) fn places(&self) -> Places {
         Places::new(self.settings.n_connections, self.sessions.places().clone())
-    }
-
-    /// What is on its way in.
-    pub(crate) fn arrivals(&self) -> &Arrivals {
-        &self.arrivals
     }
 
     /// Whether another program is to take the daemon's place, and its socket.
@@ -179,14 +170,9 @@ impl Front {
         Ok(Client::over(near).await?)
     }
 
-    /// The models that this user may know of.
-    pub(super) async fn models(&self, actor: Actor) -> Result<Vec<ModelInfo>, Failure> {
-        Ok(self.connect(actor).await?.models().await?)
-    }
-
     /// What a request of this user takes of the daemon: nothing yet.
     pub(super) async fn share(&self, actor: Actor) -> Share {
-        Share::new(&self.service.account_beside_sessions(actor).await, actor, &self.work)
+        Share::new(&self.service.account_beside_sessions(actor).await, actor, &self.large_work)
     }
 
     /// Reads the body of a request as `read` does. What it comes to is on its user's account.
@@ -198,18 +184,15 @@ impl Front {
     ) -> Result<(T, Share), Failure> {
         let mut share = self.share(actor).await;
         let bytes = self.body(body, &mut share).await?;
-        let work = move |yields: &YieldPoint| read(Fields::of_body(&bytes, yields)?);
-        let read = share.work(share.n_bytes(), work).await?;
-        // What was given up on the way is not wrong.
-        share.has_time()?;
-        Ok((read?, share))
+        share.set(share::bytes_of_json(&bytes))?;
+        let read = share.work(move || read(Fields::of_body(&bytes)?)).await?;
+        Ok((read, share))
     }
 
-    /// The bytes of a body. From the first on, what they come to when they are read is on the account.
     async fn body(&self, mut body: Body, share: &mut Share) -> Result<Vec<u8>, Failure> {
         let limit = self.settings.body_bytes;
         let all = async {
-            let (mut bytes, mut size) = (Vec::new(), JsonSize::default());
+            let mut bytes = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| {
                     let message = format!("the body cannot be read: {error}");
@@ -221,11 +204,8 @@ impl Front {
                     let message = format!("the body has more than the limit of {limit} bytes");
                     return Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
                 }
-                size.add(&data);
-                // Not for each byte of a body that comes byte by byte.
-                if size.n_bytes() > share.n_bytes() {
-                    share.set(size.n_bytes().next_multiple_of(CHARGED_BYTES))?;
-                }
+                // A list that grows may come to twice what is in it.
+                share.set(2 * n_bytes as u64)?;
                 bytes.extend_from_slice(&data);
             }
             Ok(bytes)
@@ -236,30 +216,22 @@ impl Front {
         })
     }
 
-    /// Answers the requests of a connection in its place; once the daemon is about to end, or another goes on with its socket, those
-    /// alone that are under way. A client that has asked nothing until then may still do so, once.
+    /// Answers the requests of a connection; once the daemon is about to end, those alone that are under way.
     pub(super) async fn talk(
         self: Arc<Self>,
-        (client, place): (Connection, Place),
+        client: Connection,
         peer: Option<Actor>,
         router: Router,
         ends: Ends,
-        arrived: TaskTrackerToken,
     ) {
         let stream = WriteTimeout::new(client.clone(), Duration::from_millis(self.settings.write_ms));
-        let has_asked = CancellationToken::new();
+        let place = Arc::new(Mutex::default());
         let router = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
-            let (front, router, place) = (self.clone(), router.clone(), &place);
-            let held = front.arrivals.note();
-            has_asked.cancel();
+            let (front, router, place) = (self.clone(), router.clone(), place.clone());
             async move {
-                // Until the answer is there, or has begun.
-                let _held = held;
-                place.asks();
                 let admitted = front.admit(peer, request.headers()).await;
-                // Where the kernel says who asks, it is that user's since it came.
-                let admitted = admitted.and_then(|actor| place.is_of(actor).map(|()| actor));
+                let admitted = admitted.and_then(|actor| front.with_place(&place, actor));
                 let is_refused = admitted.is_err();
                 let mut response = match admitted {
                     Ok(actor) => {
@@ -287,12 +259,7 @@ impl Front {
         let mut server = http1::Builder::new();
         server.timer(TokioTimer::new()).header_read_timeout(self.read_time()).max_buf_size(BUFFER_BYTES);
         let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
-        let mut gone = pin!(async {
-            tokio::select! {
-                () = client.ends() => {}
-                () = place.has_to_go(self.read_time()) => {}
-            }
-        });
+        let mut gone = pin!(client.ends());
         tokio::select! {
             // What can be answered at once is, also to a client that says no more.
             biased;
@@ -300,18 +267,32 @@ impl Front {
             _ = connection.as_mut() => return,
             () = gone.as_mut() => return,
             () = ends.begin.cancelled() => {}
-            // One that is idle is closed while its client still finds another daemon.
-            ((), ()) = async { tokio::join!(self.arrivals.ended(), has_asked.cancelled()) } => {}
         }
         connection.as_mut().graceful_shutdown();
-        // Nothing more is asked on it.
-        drop(arrived);
         tokio::select! {
             biased;
             _ = connection => {}
             () = gone => {}
             () = ends.are_over.cancelled() => {}
         }
+    }
+
+    /// An actor whose connection has one of its user's places, from the first request on that has the user's token. Where the kernel
+    /// says who asks, it has had one since it came.
+    fn with_place(&self, place: &Mutex<Option<(u32, QuotaPermit)>>, actor: Actor) -> Result<Actor, Failure> {
+        if self.tokens.is_none() {
+            return Ok(actor);
+        }
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.as_ref().is_none_or(|(uid, _)| *uid != actor.uid) {
+            let permit = self.with_tokens.take(actor).ok_or_else(|| {
+                let message =
+                    format!("this user has {} connections, which is the limit", self.settings.n_connections);
+                Failure::new(StatusCode::TOO_MANY_REQUESTS, "too_many_connections", message)
+            })?;
+            *place = Some((actor.uid, permit));
+        }
+        Ok(actor)
     }
 
     /// Whose a request is.

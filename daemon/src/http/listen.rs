@@ -21,7 +21,6 @@ use super::connection::Connection;
 use super::front::{Ends, Front};
 use crate::config::HttpListen;
 use crate::ipc::{HandedSocket, Lock, LockError};
-use crate::metrics::is_loopback;
 use crate::session::Actor;
 
 /// Those who are in the group of the socket may come, as to the daemon's own.
@@ -39,15 +38,6 @@ pub(crate) struct HttpSocket {
     socket: Socket,
     /// Removed when it is dropped.
     file: Option<OwnFile>,
-    /// A service manager has made it, and keeps it when the daemon ends.
-    is_lent: bool,
-}
-
-/// A socket that a service manager has made for requests.
-#[derive(Debug)]
-pub(crate) enum LentHttp {
-    Unix(StdUnixListener),
-    Loopback(StdTcpListener),
 }
 
 #[derive(Debug)]
@@ -62,17 +52,13 @@ pub(crate) struct LeftHttp<'a> {
     pub(crate) socket: BorrowedFd<'a>,
     /// Of a Unix socket, its lock, and device and number of its file.
     pub(crate) file: Option<(BorrowedFd<'a>, (u64, u64))>,
-    pub(crate) is_lent: bool,
 }
 
 /// A socket that the program before this one has left.
 #[derive(Debug)]
 pub(crate) enum HandedHttp {
-    /// A Unix socket with a file of the daemon's own.
     Unix(HandedSocket),
     Loopback(OwnedFd),
-    /// One that a service manager has made.
-    Lent(OwnedFd),
 }
 
 /// The file of a Unix socket, unless another has its place by now. Its lock keeps other daemons away, as that of the daemon's own
@@ -105,8 +91,7 @@ impl HttpSocket {
     pub(crate) async fn bind(listen: &HttpListen) -> io::Result<Self> {
         match listen {
             HttpListen::Loopback(address) => {
-                let socket = Socket::Loopback(TcpListener::bind(address).await?);
-                Ok(Self { socket, file: None, is_lent: false })
+                Ok(Self { socket: Socket::Loopback(TcpListener::bind(address).await?), file: None })
             }
             HttpListen::Unix(path) => {
                 check_folder(path)?;
@@ -115,33 +100,9 @@ impl HttpSocket {
                 let socket = UnixListener::bind(path)?;
                 let file = Some(OwnFile { path: path.clone(), id: id(path)?, lock });
                 fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE))?;
-                Ok(Self { socket: Socket::Unix(socket), file, is_lent: false })
+                Ok(Self { socket: Socket::Unix(socket), file })
             }
         }
-    }
-
-    /// Listens on a socket that a service manager has made, with whoever waits there already.
-    ///
-    /// # Errors
-    /// Other machines reach it, or the system refuses.
-    pub(crate) fn adopt(lent: LentHttp) -> io::Result<Self> {
-        let socket = match lent {
-            LentHttp::Unix(socket) => {
-                socket.set_nonblocking(true)?;
-                Socket::Unix(UnixListener::from_std(socket)?)
-            }
-            LentHttp::Loopback(socket) => {
-                let address = socket.local_addr()?;
-                if !is_loopback(&address) {
-                    let message =
-                        format!("{address} is no loopback address, and tokens would come in the clear");
-                    return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-                }
-                socket.set_nonblocking(true)?;
-                Socket::Loopback(TcpListener::from_std(socket)?)
-            }
-        };
-        Ok(Self { socket, file: None, is_lent: true })
     }
 
     /// Goes on listening where the program before this one did: connections have waited there meanwhile.
@@ -153,16 +114,7 @@ impl HttpSocket {
             HandedHttp::Loopback(socket) => {
                 let socket = StdTcpListener::from(socket);
                 socket.set_nonblocking(true)?;
-                let socket = Socket::Loopback(TcpListener::from_std(socket)?);
-                Ok(Self { socket, file: None, is_lent: false })
-            }
-            HandedHttp::Lent(socket) => {
-                // One of the other kind has no such address.
-                let unix = StdUnixListener::from(socket);
-                Self::adopt(match unix.local_addr() {
-                    Ok(_) => LentHttp::Unix(unix),
-                    Err(_) => LentHttp::Loopback(OwnedFd::from(unix).into()),
-                })
+                Ok(Self { socket: Socket::Loopback(TcpListener::from_std(socket)?), file: None })
             }
             HandedHttp::Unix(HandedSocket { socket, lock, file: id }) => {
                 let socket = StdUnixListener::from(socket);
@@ -171,7 +123,7 @@ impl HttpSocket {
                 let lock = Lock::inherit(File::from(lock)).map_err(not_locked)?;
                 let file = Some(OwnFile { path, id, lock });
                 socket.set_nonblocking(true)?;
-                Ok(Self { socket: Socket::Unix(UnixListener::from_std(socket)?), file, is_lent: false })
+                Ok(Self { socket: Socket::Unix(UnixListener::from_std(socket)?), file })
             }
         }
     }
@@ -182,13 +134,7 @@ impl HttpSocket {
             Socket::Unix(listener) => listener.as_fd(),
             Socket::Loopback(listener) => listener.as_fd(),
         };
-        let file = self.file.as_ref().map(|file| (file.lock.as_fd(), file.id));
-        LeftHttp { socket, file, is_lent: self.is_lent }
-    }
-
-    /// Whether a service manager has made it, at which whoever comes waits for the next daemon.
-    pub(crate) fn is_lent(&self) -> bool {
-        self.is_lent
+        LeftHttp { socket, file: self.file.as_ref().map(|file| (file.lock.as_fd(), file.id)) }
     }
 
     /// Whether it is where the settings want one, and clients find it there. Port 0 is any.
@@ -214,11 +160,10 @@ impl HttpSocket {
     /// # Errors
     /// The system does not say.
     pub(crate) fn place(&self) -> io::Result<String> {
-        match &self.socket {
-            Socket::Loopback(listener) => Ok(format!("http://{}", listener.local_addr()?)),
-            Socket::Unix(listener) => {
-                let address = listener.local_addr()?;
-                Ok(address.as_pathname().map(|path| path.display().to_string()).unwrap_or_default())
+        match (&self.socket, &self.file) {
+            (Socket::Loopback(listener), _) => Ok(format!("http://{}", listener.local_addr()?)),
+            (Socket::Unix(_), file) => {
+                Ok(file.as_ref().map(|file| file.path.display().to_string()).unwrap_or_default())
             }
         }
     }
@@ -228,8 +173,8 @@ impl HttpSocket {
         match &self.socket {
             Socket::Loopback(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // An event is sent as it comes. Of a client that has gone nothing is to be had.
-                let _ = stream.set_nodelay(true);
+                // An event is sent as it comes.
+                stream.set_nodelay(true)?;
                 Ok((stream.into(), None))
             }
             Socket::Unix(listener) => {
@@ -241,26 +186,22 @@ impl HttpSocket {
     }
 
     /// Serves whoever comes until the token is cancelled, and then until the answers that are under way have ended with their
-    /// guests. Where another daemon goes on with the socket, whoever comes waits for that one; where that is a program which takes this
-    /// one's place, the socket is what is left.
+    /// guests. Where another program takes the daemon's place, whoever comes waits for that one, and the socket is what is left.
     pub(crate) async fn serve(self, front: Arc<Front>, shutdown: CancellationToken) -> Option<Self> {
         let places = front.places();
         let tasks = TaskTracker::new();
         let router = front.router();
         let ends = Ends { begin: shutdown, ..Ends::default() };
-        let arrivals = front.arrivals().clone();
-        let accepts = arrivals.note();
         let mut last_told = None::<Instant>;
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = ends.begin.cancelled() => break,
-                () = arrivals.ended() => break,
+                () = front.hand_over().begins() => break,
                 accepted = self.accept() => accepted,
             };
             let (client, peer) = match accepted {
                 Ok(accepted) => accepted,
-                Err(error) if is_of_client(&error) => continue,
                 Err(error) => {
                     if last_told.is_none_or(|told| told.elapsed() >= COMPLAINT_PAUSE) {
                         last_told = Some(Instant::now());
@@ -270,20 +211,19 @@ impl HttpSocket {
                     continue;
                 }
             };
-            let place = match peer {
-                Some(actor) => places.take(actor),
-                None => places.take_unknown().await,
-            };
             // Of whoever has as many as it may have, this one is closed.
-            let Some(place) = place else { continue };
-            let (front, router, ends, arrived) =
-                (front.clone(), router.clone(), ends.clone(), arrivals.note());
-            tasks.spawn(async move { front.talk((client, place), peer, router, ends, arrived).await });
+            let Some(place) = places.take(peer) else { continue };
+            let (front, router, ends) = (front.clone(), router.clone(), ends.clone());
+            tasks.spawn(async move {
+                let _place = place;
+                front.talk(client, peer, router, ends).await;
+            });
         }
-        drop(accepts);
         // Not for a moment may another process listen there: it would be sent what is meant for the next program, tokens included.
-        ends.begin.cancelled().await;
         let left = front.hand_over().has_begun().then_some(self);
+        if left.is_some() {
+            ends.begin.cancelled().await;
+        }
         tasks.close();
         // A client that does not read its answer holds up no daemon.
         let _ = tokio::time::timeout_at(front.ends_by(), tasks.wait()).await;
@@ -291,11 +231,6 @@ impl HttpSocket {
         tasks.wait().await;
         left
     }
-}
-
-/// Whether it is one client that has gone before it was taken on: no reason to pause.
-fn is_of_client(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
 /// Refuses a folder in which others could put a socket of their own in the place of this one, if only while no daemon runs, as in a
@@ -414,9 +349,7 @@ mod tests {
 
         let listen = HttpListen::Unix(path.clone());
         let socket = HttpSocket::bind(&listen).await.expect("a free place");
-        let LeftHttp { socket: left, file, is_lent: false } = socket.to_hand_over() else {
-            panic!("its own")
-        };
+        let LeftHttp { socket: left, file } = socket.to_hand_over();
         let (lock, id) = file.expect("it has a file");
         let handed = HandedHttp::Unix(HandedSocket { socket: owned(left), lock: owned(lock), file: id });
         // As at the end of a program, which drops nothing.
@@ -432,38 +365,12 @@ mod tests {
         let any = HttpListen::Loopback("127.0.0.1:0".parse().expect("an address"));
         let socket = HttpSocket::bind(&any).await.expect("a free port");
         let place = socket.place().expect("it has one");
-        let LeftHttp { socket: left, file, .. } = socket.to_hand_over();
+        let LeftHttp { socket: left, file } = socket.to_hand_over();
         assert!(file.is_none());
         let handed = HandedHttp::Loopback(owned(left));
         drop(socket);
         let next = HttpSocket::inherit(handed).expect("it listens");
         assert!(next.is_at(&any) && !next.is_at(&listen));
         assert_eq!(next.place().expect("it has one"), place);
-    }
-
-    #[tokio::test]
-    async fn what_a_service_manager_has_made_is_listened_on_and_stays() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("http.sock");
-        let unix = StdUnixListener::bind(&path).expect("a free place");
-        let port = StdTcpListener::bind("127.0.0.1:0").expect("a free port");
-        for (lent, needs_token) in [(LentHttp::Unix(unix), false), (LentHttp::Loopback(port), true)] {
-            let socket = HttpSocket::adopt(lent).expect("it is of this machine");
-            assert_eq!((socket.is_lent(), socket.needs_token()), (true, needs_token));
-            let place = socket.place().expect("it has one");
-            // The program that takes the daemon's place finds out what it is.
-            let LeftHttp { socket: left, file: None, is_lent: true } = socket.to_hand_over() else {
-                panic!("it is nobody's file: {socket:?}");
-            };
-            let left = left.try_clone_to_owned().expect("a descriptor");
-            drop(socket);
-            let next = HttpSocket::inherit(HandedHttp::Lent(left)).expect("it listens");
-            assert_eq!((next.place().expect("it has one"), next.needs_token()), (place, needs_token));
-            assert!(next.is_lent());
-        }
-        assert!(path.exists(), "it is not the daemon's");
-        let open = StdTcpListener::bind("0.0.0.0:0").expect("a free port");
-        let error = HttpSocket::adopt(LentHttp::Loopback(open)).expect_err("others reach it");
-        assert!(error.to_string().contains("no loopback address"), "{error}");
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trellis_client::{Client, Event, Guest, Program, StartOptions};
-use trellis_engine::model::YieldPoint;
 
 use super::GUEST;
 use super::exchange::{Reason, Refusal, RefusalKind, Reply, Request, Usage};
@@ -15,9 +14,6 @@ use crate::session::Actor;
 
 /// How long a guest may take to end that has said all.
 const END_TIME: Duration = Duration::from_secs(1);
-
-/// What a reply comes to when it is read, in lengths of its text.
-const N_COPIES_READ: u64 = 4;
 
 /// What a request runs.
 #[derive(Debug)]
@@ -70,7 +66,7 @@ impl Run {
         front: &Arc<Front>,
         actor: Actor,
         asked: Asked,
-        mut share: Share,
+        share: Share,
     ) -> Result<Self, Failure> {
         let client = front.connect(actor).await?;
         let (name, arguments) = match &asked.policy {
@@ -85,12 +81,9 @@ impl Run {
             label: Some(name.to_owned()),
             ..StartOptions::default()
         };
-        let request = asked.request;
-        let write = move |_: &YieldPoint| serde_json::to_string(&request).expect("requests serialise");
-        let text = share.work(share.n_bytes(), write).await?;
-        // What the guest has sent and nobody has read yet.
-        share.hold(options.window_bytes as u64)?;
         let guest = client.start(Program::named(name), options).await?;
+        let request = asked.request;
+        let text = share.work(move || serde_json::to_string(&request).expect("requests serialise")).await;
         for piece in pieces(&text, front.message_bytes()) {
             // Why it takes no more is its last event.
             if guest.send(piece).await.is_err() {
@@ -124,7 +117,7 @@ impl Run {
         }
         while self.state == State::Running {
             let reply = match self.guest.next().await {
-                Some(Ok(Event::Json { json })) => Some(self.read(json).await),
+                Some(Ok(Event::Json { json })) => self.read(&json),
                 Some(Ok(Event::Text { text })) => {
                     Some(Ok(Reply::Piece { choice: 0, text, tokens: Vec::new() }))
                 }
@@ -145,20 +138,20 @@ impl Run {
         None
     }
 
-    async fn read(&self, json: String) -> Result<Reply, Failure> {
-        let n_bytes = N_COPIES_READ * json.len() as u64;
-        let read = move |_: &YieldPoint| (serde_json::from_str(&json), json);
-        match (self.share.work(n_bytes, read).await?, &self.policy) {
-            ((Ok(Reply::Refused(refusal)), _), _) => Err(Failure::refused(refusal, self.name_of)),
-            ((Ok(reply), _), _) => Ok(reply),
+    fn read(&self, json: &str) -> Option<Result<Reply, Failure>> {
+        Some(match (serde_json::from_str(json), &self.policy) {
+            (Ok(Reply::Refused(refusal)), _) => Err(Failure::refused(refusal, self.name_of)),
+            (Ok(reply), _) => Ok(reply),
             // It is the text of a guest that was written for other clients.
-            ((Err(_), text), Policy::Text(..)) => Ok(Reply::Piece { choice: 0, text, tokens: Vec::new() }),
-            ((Err(error), _), _) => {
+            (Err(_), Policy::Text(..)) => {
+                Ok(Reply::Piece { choice: 0, text: json.to_owned(), tokens: Vec::new() })
+            }
+            (Err(error), _) => {
                 let message = format!("the guest's reply is not understood: {error}");
                 let refusal = Refusal { kind: RefusalKind::Internal, param: None, message };
                 Err(Failure::refused(refusal, self.name_of))
             }
-        }
+        })
     }
 
     /// The guest has ended well without saying that all is said.

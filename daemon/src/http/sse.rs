@@ -7,12 +7,10 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use trellis_engine::model::YieldPoint;
 
 use super::exchange::Reply;
 use super::failure::Failure;
 use super::run::Run;
-use super::share::Share;
 use super::whole;
 
 /// One event, as an API has it.
@@ -52,13 +50,8 @@ pub(super) trait Events: Send + 'static {
 
 struct Streamed<E> {
     run: Run,
-    /// None while it is at work.
-    events: Option<E>,
+    events: E,
     ready: VecDeque<Frame>,
-    /// What of the account is not for events.
-    n_bytes_before: u64,
-    /// What is kept up to the last event.
-    n_bytes_kept: u64,
     is_over: bool,
 }
 
@@ -71,59 +64,27 @@ impl<E: Events> Streamed<E> {
             if self.is_over {
                 return None;
             }
-            let frames = match self.run.next().await? {
-                Ok(reply) => self.frames(reply).await,
+            let paid = match self.run.next().await? {
+                Ok(reply) => self.run.share.add(E::N_KEPT * whole::n_bytes(&reply)).map(|()| reply),
                 Err(failure) => Err(failure),
             };
-            let frames = frames.unwrap_or_else(|failure| {
-                self.is_over = true;
-                self.events.as_mut().map(|events| events.fail(&failure)).unwrap_or_default()
-            });
+            let frames = match paid {
+                Ok(reply) => self.events.take(reply),
+                Err(failure) => {
+                    self.is_over = true;
+                    self.events.fail(&failure)
+                }
+            };
             self.ready.extend(frames);
         }
     }
-
-    /// The events of a reply, which are on the account until those of the next.
-    async fn frames(&mut self, reply: Reply) -> Result<Vec<Frame>, Failure> {
-        let n_bytes = whole::n_bytes(&reply);
-        self.n_bytes_kept += E::N_KEPT * n_bytes;
-        self.run.share.set(self.n_bytes_before + self.n_bytes_kept + n_bytes)?;
-        // What comes after a text has all of it again.
-        let n_bytes = match &reply {
-            Reply::Piece { .. } | Reply::Thought { .. } => n_bytes,
-            _ => n_bytes + self.n_bytes_kept,
-        };
-        let share = &self.run.share;
-        work(share, n_bytes, &mut self.events, |events| events.take(reply)).await
-    }
-}
-
-/// Has events made where it holds up nobody.
-async fn work<E: Events>(
-    share: &Share,
-    n_bytes: u64,
-    events: &mut Option<E>,
-    make: impl FnOnce(&mut E) -> Vec<Frame> + Send + 'static,
-) -> Result<Vec<Frame>, Failure> {
-    // Else they could not say why there are no more.
-    share.has_time()?;
-    let mut taken = events.take().expect("nothing else is at work");
-    let work = move |_: &YieldPoint| (make(&mut taken), taken);
-    let (frames, given_back) = share.work(n_bytes, work).await?;
-    *events = Some(given_back);
-    Ok(frames)
 }
 
 /// Answers with events. What is wrong with the request is found before the first of them, and is a failure.
-pub(super) async fn answer(mut run: Run, events: impl Events) -> Result<Response, Failure> {
+pub(super) async fn answer(mut run: Run, mut events: impl Events) -> Result<Response, Failure> {
     let (model, prompt_tokens) = run.begun().await?;
-    let n_bytes_before = run.share.n_bytes();
-    let mut events = Some(events);
-    let begin = move |events: &mut _| Events::begin(events, &model, prompt_tokens);
-    // They may repeat what was asked.
-    let ready = work(&run.share, run.share.n_bytes_worked_on(), &mut events, begin).await?.into();
-    let streamed = Streamed { run, events, ready, n_bytes_before, n_bytes_kept: 0, is_over: false };
-    let body = stream::unfold(streamed, Streamed::next);
+    let ready = events.begin(&model, prompt_tokens).into();
+    let body = stream::unfold(Streamed { run, events, ready, is_over: false }, Streamed::next);
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(body)).into_response())
 }

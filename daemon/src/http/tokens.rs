@@ -2,22 +2,31 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::{self, Metadata, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::unistd::{Uid, User};
 use tokio_util::sync::CancellationToken;
 
-use super::token_files::{OWN, check_folder, read, user_of};
 use crate::groups::PATIENCE;
 use crate::session::Actor;
 use crate::tasks::blocking;
 
+/// The fewest bytes of a token: 128 bits as hexadecimal digits.
+const TOKEN_BYTES_MIN: usize = 32;
+
+/// The most bytes of a token's file.
+const FILE_BYTES_MAX: u64 = 4096;
+
 /// How long the files are believed that were read.
 const FRESH_TIME: Duration = Duration::from_secs(1);
+
+/// The file of the daemon's own token in its state.
+const OWN: &str = "http-token";
 
 /// Where tokens are.
 #[derive(Debug)]
@@ -76,7 +85,7 @@ impl Tokens {
     /// # Errors
     /// It cannot be read, or others may write to it.
     pub(super) fn in_folder(folder: PathBuf) -> io::Result<Self> {
-        check_folder(&folder, own_uid())?;
+        check_folder(&folder)?;
         fs::read_dir(&folder)?;
         Ok(Self::at(Place::Folder(folder), user_of))
     }
@@ -95,7 +104,7 @@ impl Tokens {
             make(&path)?;
         }
         // A daemon that starts says what is wrong with it.
-        read(&path, own_uid(), own_uid())?;
+        read(&path, Actor::this_process().uid)?;
         Ok(Self::at(Place::Own(path), user_of))
     }
 
@@ -123,7 +132,7 @@ impl Tokens {
         let tokens = self.clone();
         blocking(move || {
             let is_there = tokens.is_closed().is_ok()
-                && read(&found.path, found.actor.uid, own_uid()).is_ok_and(|now| now == found.hash);
+                && read(&found.path, found.actor.uid).is_ok_and(|now| now == found.hash);
             is_there.then_some(found.actor)
         })
         .await
@@ -175,7 +184,7 @@ impl Tokens {
     /// That others have no say in what lies there.
     fn is_closed(&self) -> io::Result<()> {
         match &self.place {
-            Place::Folder(folder) => check_folder(folder, own_uid()),
+            Place::Folder(folder) => check_folder(folder),
             Place::Own(_) => Ok(()),
         }
     }
@@ -184,7 +193,7 @@ impl Tokens {
         let mut files = Files::default();
         let paths = match &self.place {
             Place::Own(path) => Ok(vec![path.clone()]),
-            Place::Folder(folder) => check_folder(folder, own_uid()).and_then(|()| {
+            Place::Folder(folder) => check_folder(folder).and_then(|()| {
                 fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()
             }),
         };
@@ -194,7 +203,7 @@ impl Tokens {
         });
         for path in paths {
             let known = self.actor_of(&path, before).and_then(|actor| {
-                let hash = read(&path, actor.uid, own_uid()).map_err(|error| error.to_string())?;
+                let hash = read(&path, actor.uid).map_err(|error| error.to_string())?;
                 Ok(Known { path: path.clone(), hash, actor })
             });
             match known {
@@ -224,8 +233,74 @@ impl Tokens {
     }
 }
 
-fn own_uid() -> u32 {
-    Actor::this_process().uid
+/// The user of this name or number, as the machine knows it.
+fn user_of(name: &str) -> io::Result<Option<Actor>> {
+    let user = match name.parse::<u32>() {
+        Ok(uid) => User::from_uid(Uid::from_raw(uid))?,
+        Err(_) => User::from_name(name)?,
+    };
+    Ok(user.map(|user| Actor { uid: user.uid.as_raw(), gid: user.gid.as_raw() }))
+}
+
+/// Refuses a folder in which others could put a token, or take one away.
+fn check_folder(folder: &Path) -> io::Result<()> {
+    let metadata = fs::metadata(folder)?;
+    let wrong = |why: String| {
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {why}", folder.display())))
+    };
+    if !metadata.is_dir() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            format!("{}: it is no folder", folder.display()),
+        ));
+    }
+    if ![0, Actor::this_process().uid].contains(&metadata.uid()) {
+        return wrong(format!("its owner is {}, neither root nor the daemon", metadata.uid()));
+    }
+    match metadata.mode() & 0o022 {
+        0 => Ok(()),
+        _ => wrong(format!("others may write to it (mode {:o}): chmod go-w", metadata.mode() & 0o7777)),
+    }
+}
+
+/// The hash of the token in a file that nobody can have read but its user, root and the daemon.
+fn read(path: &Path, uid: u32) -> io::Result<blake3::Hash> {
+    let wrong =
+        |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()));
+    let mut file = OpenOptions::new().read(true).custom_flags(nofollow()).open(path)?;
+    check(&file.metadata()?, uid).map_err(wrong)?;
+    let mut text = String::new();
+    let n_bytes = (&mut file).take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if n_bytes as u64 > FILE_BYTES_MAX {
+        return Err(wrong(format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
+    let token = text.trim();
+    if token.len() < TOKEN_BYTES_MIN {
+        return Err(wrong(format!(
+            "a token has at least {TOKEN_BYTES_MIN} characters, this has {}",
+            token.len()
+        )));
+    }
+    Ok(blake3::hash(token.as_bytes()))
+}
+
+/// A link might lead to the file of somebody else; a pipe is not waited for.
+fn nofollow() -> i32 {
+    (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32
+}
+
+fn check(file: &Metadata, uid: u32) -> Result<(), String> {
+    if !file.is_file() {
+        return Err("it is no file".to_owned());
+    }
+    let (owner, own) = (file.uid(), Actor::this_process().uid);
+    if ![uid, own, 0].contains(&owner) {
+        return Err(format!("its owner is {owner}, neither its user nor root nor the daemon"));
+    }
+    match file.mode() & 0o077 {
+        0 => Ok(()),
+        _ => Err(format!("others may read or write it (mode {:o}): chmod 600", file.mode() & 0o777)),
+    }
 }
 
 /// A new token, which nobody can guess, for the daemon's own user.
@@ -249,9 +324,8 @@ pub(super) fn random_hex<const N: usize>() -> String {
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::token_files::FILE_BYTES_MAX;
     use super::*;
 
     #[tokio::test]

@@ -14,9 +14,6 @@ const TOKEN_BYTES: u64 = 256;
 /// What a number of a vector takes, as it is and as JSON.
 const NUMBER_BYTES: u64 = 48;
 
-/// What a choice or a vector takes that nothing is in, as it is and as JSON.
-const PLACE_BYTES: u64 = 1024;
-
 /// What a reply comes to at most in an answer that is written as text.
 pub(super) fn n_bytes(reply: &Reply) -> u64 {
     let text = |text: &str| TEXT_COPIES * text.len() as u64;
@@ -66,25 +63,10 @@ impl Whole {
         let mut whole = Self { model: run.begun().await?.0, ..Self::default() };
         while let Some(reply) = run.next().await {
             let reply = reply?;
-            let n_places = whole.n_places(&reply) as u64;
-            let n_bytes = n_times.saturating_mul(n_bytes(&reply));
-            run.share.add(n_bytes.saturating_add(n_places.saturating_mul(PLACE_BYTES)))?;
+            run.share.add(n_times.saturating_mul(n_bytes(&reply)))?;
             whole.take(reply);
         }
         Ok((whole, run.share))
-    }
-
-    /// How many places of choices and vectors there are more with a reply: those before it are there as well.
-    fn n_places(&self, reply: &Reply) -> usize {
-        let (idx, n) = match reply {
-            Reply::Thought { choice, .. }
-            | Reply::Piece { choice, .. }
-            | Reply::Call { choice, .. }
-            | Reply::Finished { choice, .. } => (*choice, self.choices.len()),
-            Reply::Embedding { index, .. } => (*index, self.vectors.len()),
-            Reply::Begun { .. } | Reply::Ended(_) | Reply::Refused(_) => return 0,
-        };
-        (idx.min(N_MAX - 1) + 1).saturating_sub(n)
     }
 
     fn take(&mut self, reply: Reply) {
@@ -134,19 +116,6 @@ fn at<T: Default>(list: &mut Vec<T>, idx: usize) -> Option<&mut T> {
 mod tests {
     use super::super::exchange::Other;
     use super::*;
-
-    #[test]
-    fn places_that_are_skipped_are_counted() {
-        let mut whole = Whole::default();
-        let finished = |choice| Reply::Finished { choice, reason: Reason::Stop, stop: None };
-        for (choice, n) in [(0, 1), (9, 9), (3, 0), (usize::MAX, N_MAX - 10)] {
-            assert_eq!(whole.n_places(&finished(choice)), n, "{choice}");
-            whole.take(finished(choice));
-        }
-        assert_eq!(whole.choices.len(), N_MAX);
-        let embedding = |index| Reply::Embedding { index, vector: Vec::new() };
-        assert_eq!((whole.n_places(&embedding(1)), whole.n_places(&Reply::Ended(Usage::default()))), (2, 0));
-    }
 
     #[test]
     fn all_that_adds_up_is_counted() {

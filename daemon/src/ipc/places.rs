@@ -20,7 +20,7 @@ pub(crate) struct Places {
 #[derive(Debug)]
 pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
-    of_user: QuotaPermit,
+    _of_user: QuotaPermit,
 }
 
 impl Places {
@@ -35,32 +35,18 @@ impl Places {
     /// # Errors
     /// The user has as many as it may have, or all are taken.
     pub(crate) fn take(&self, actor: Actor) -> Result<Place, SessionError> {
-        let of_user = self.take_of_user(actor, 0)?;
-        let full = |_| SessionError::Full { limit: self.n_max as u64 };
-        Ok(Place { _of_all: self.all.clone().try_acquire_owned().map_err(full)?, of_user })
-    }
-
-    /// Has a place be of this user from now on, whosever it was.
-    ///
-    /// # Errors
-    /// The user has as many as it may have; the place is whose it was then.
-    pub(crate) fn pass(&self, place: &mut Place, actor: Actor) -> Result<(), SessionError> {
-        place.of_user = self.take_of_user(actor, 1)?;
-        Ok(())
-    }
-
-    /// One more of a user, where so many of others are about to be given back.
-    fn take_of_user(&self, actor: Actor, n_back: usize) -> Result<QuotaPermit, SessionError> {
         let (n_user, n_all) = self.users.taken(actor);
         let n_max = self.users.n_max();
-        let most = most_beside_others(n_max, n_all.saturating_sub(n_back) as u64, self.n_max as u64, 1);
+        let most = most_beside_others(n_max, n_all as u64, self.n_max as u64, 1);
         // The last place is for who has none.
         let limit = if n_user as u64 >= n_max { n_max } else { most.max(1) };
         let too_many = || SessionError::TooManyConnections { uid: actor.uid, limit };
+        let full = |_| SessionError::Full { limit: self.n_max as u64 };
         if n_user as u64 >= limit {
             return Err(too_many());
         }
-        self.users.take(actor).ok_or_else(too_many)
+        let _of_user = self.users.take(actor).ok_or_else(too_many)?;
+        Ok(Place { _of_all: self.all.clone().try_acquire_owned().map_err(full)?, _of_user })
     }
 }
 
@@ -85,27 +71,5 @@ mod tests {
         drop((taken, again));
         assert!((0..3).map(|_| take(1)).collect::<Result<Vec<_>, _>>().is_ok());
         assert!(Places::new(usize::MAX).take(Actor { uid: 1, gid: 0 }).is_ok());
-    }
-
-    #[test]
-    fn a_place_that_is_passed_on_counts_for_who_has_it() {
-        let places = Places::new(4);
-        let [one, other] = [1, 2].map(|uid| Actor { uid, gid: 0 });
-        let mut taken: Vec<_> = (0..2).map(|_| places.take(one).expect("a place")).collect();
-        places.pass(&mut taken[0], other).expect("it has none");
-        assert_eq!((places.users.taken(one), places.users.taken(other)), ((1, 2), (1, 2)));
-        drop(taken);
-        // All are taken, and the last is passed on all the same.
-        let places = Places::new(1);
-        let mut place = places.take(one).expect("the only one");
-        places.pass(&mut place, other).expect("it takes no other");
-        assert!(matches!(
-            places.pass(&mut place, other),
-            Err(SessionError::TooManyConnections { uid: 2, .. })
-        ));
-        assert!(matches!(
-            places.take(one),
-            Err(SessionError::Full { .. } | SessionError::TooManyConnections { .. })
-        ));
     }
 }

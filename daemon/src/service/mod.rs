@@ -164,7 +164,7 @@ impl HostService {
     ) -> Result<(Program, String), ErrorBody> {
         // What is read for this start is its session's as long as it is held.
         let _read;
-        let (wasm, known, name, uploaded) = match name {
+        let (wasm, name, uploaded) = match name {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
                 let short = hash.to_string()[..12].to_owned();
@@ -184,8 +184,7 @@ impl HostService {
                     .with_value(hash)
                 };
                 match self.components.get(actor.uid, &hash) {
-                    // Its bytes were found to have this hash as they came: that is not worked out for each start.
-                    Some(wasm) => (wasm, known, short, Some(hash)),
+                    Some(wasm) => (wasm, short, Some(hash)),
                     // It may have been compiled meanwhile.
                     None if may_know => {
                         let found = self.host.find(ActorId(actor.uid), BroughtBy::User, known).await;
@@ -204,8 +203,7 @@ impl HostService {
                 let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
                 let charge = HostCharge::new(&account, named.n_bytes());
                 _read = charge.map_err(|exceeded| over_host_bytes(&exceeded))?;
-                let (wasm, hash) = self.registry.read(&named).await?;
-                (wasm, hash, name, None)
+                (self.registry.read(&named).await?, name, None)
             }
             ProgramName::Unknown => {
                 let message = "this daemon does not know that kind of program";
@@ -225,7 +223,7 @@ impl HostService {
             }
         };
         let brought = if uploaded.is_some() { BroughtBy::User } else { BroughtBy::Operator };
-        let compiled = self.host.compile_known(ActorId(actor.uid), brought, known, wasm, report).await;
+        let compiled = self.host.compile(ActorId(actor.uid), brought, wasm, report).await;
         if let (Some(hash), Ok(_)) = (uploaded, &compiled) {
             self.components.let_go(actor.uid, &hash);
         }

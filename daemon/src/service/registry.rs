@@ -162,8 +162,7 @@ impl Registry {
         }
         let message = format!(
             "the component {name} is not there: `trellis build {name} -o FOLDER/{name}.wasm` puts it into the folder that guests_dir \
-             names, and packages bring it; in a checkout it is taken from there, unless others than its user may write to the checkout, or \
-             to a folder above it (chmod g-w, o-w)"
+             names, and packages bring it"
         );
         Err(ErrorBody { message, ..missing })
     }
@@ -198,13 +197,13 @@ impl Registry {
         Ok(names)
     }
 
-    /// The bytes of its component, and their hash.
-    pub(super) async fn read(&self, named: &Named) -> Result<(Bytes, blake3::Hash), ErrorBody> {
+    /// The bytes of its component.
+    pub(super) async fn read(&self, named: &Named) -> Result<Bytes, ErrorBody> {
         let bytes = tokio::fs::read(&named.path).await.map(Bytes::from).map_err(|error| unread(&error))?;
         let of_file = bytes.clone();
         let hash = blocking(move || blake3::hash(&of_file)).await;
         self.known().insert(named.name.clone(), (named.stamp, hash));
-        Ok((bytes, hash))
+        Ok(bytes)
     }
 
     /// The names, sorted. A folder that cannot be read holds none.
@@ -265,7 +264,7 @@ mod tests {
         std::fs::write(guests.join("chat.wasm"), b"chat").expect("written");
         let named = registry.find("chat").await.expect("it is there");
         assert!(named.n_bytes() == 4 && named.hash.is_none());
-        assert_eq!(registry.read(&named).await.expect("it is read").0, b"chat"[..]);
+        assert_eq!(registry.read(&named).await.expect("it is read"), b"chat"[..]);
         let again = registry.find("chat").await.expect("it is there");
         assert_eq!(again.hash, Some(blake3::hash(b"chat")));
         assert!(refused("other").await.ends_with("registered: nothing"));

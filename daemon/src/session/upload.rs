@@ -84,34 +84,6 @@ impl Upload {
     }
 }
 
-/// A component that is on its user's account for as long as anybody has its bytes: its session may end before that.
-struct Paid {
-    bytes: Box<[u8]>,
-    _charge: HostCharge,
-}
-
-impl Paid {
-    /// In the place of what the session paid for it as it came.
-    fn by_user(
-        bytes: Vec<u8>,
-        mut of_session: HostCharge,
-        account: &Arc<Account>,
-    ) -> Result<Self, ErrorBody> {
-        // What it is kept by is its length: the list may have room for twice as much.
-        let bytes = bytes.into_boxed_slice();
-        let n_bytes = bytes.len() as u64;
-        let paid = of_session.resize(n_bytes).and_then(|()| HostCharge::new(account.user(), n_bytes));
-        let charge = paid.map_err(|exceeded| over_host_bytes(&exceeded))?;
-        Ok(Self { bytes, _charge: charge })
-    }
-}
-
-impl AsRef<[u8]> for Paid {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 /// Receives a component and hands it to the service, unless another upload brings it meanwhile. `chunks` never waits:
 /// what comes is taken before the connection reads on.
 pub(crate) async fn run<S: Service>(
@@ -168,12 +140,13 @@ impl Desk {
                 break;
             }
         }
-        let account = self.account.clone();
         // A task of its own, so that the service can neither hold up the connection nor take it down. The permit is
         // held until the component is stored, because its bytes are.
         let store = tokio::spawn(async move {
-            let bytes = Paid::by_user(upload.bytes, charge, &account).map(Bytes::from_owner)?;
+            // What it is kept by is its length: the list may have room for twice as much.
+            let bytes = Bytes::from(upload.bytes.into_boxed_slice());
             service.store_component(actor, hash, bytes).await?;
+            drop(charge);
             permit.stored();
             Ok(())
         });

@@ -86,9 +86,6 @@ struct Message {
 struct LeftFile {
     /// Device and number of its file, where it has one and so a lock.
     file: Option<(u64, u64)>,
-    /// Whether a service manager has made it; programs before there were such did not say it.
-    #[serde(default)]
-    is_lent: bool,
 }
 
 /// What the program before has left.
@@ -125,11 +122,11 @@ pub(super) fn leave(
         format: own_format(),
         file,
         metrics_are_lent: metrics.map(|(_, is_lent)| is_lent),
-        http: http.map(|http| LeftFile { file: http.file.map(|(_, file)| file), is_lent: http.is_lent }),
+        http: http.map(|http| LeftFile { file: http.file.map(|(_, file)| file) }),
     };
     let mut fds = vec![socket, lock];
     fds.extend(metrics.map(|(socket, _)| socket));
-    if let Some(LeftHttp { socket, file, .. }) = http {
+    if let Some(LeftHttp { socket, file }) = http {
         fds.push(socket);
         fds.extend(file.map(|(lock, _)| lock));
     }
@@ -166,9 +163,8 @@ pub(super) fn take(socket: impl AsFd) -> io::Result<Inherited> {
         .transpose()?;
     let http = match http {
         None => None,
-        Some(LeftFile { is_lent: true, .. }) => Some(HandedHttp::Lent(next()?)),
-        Some(LeftFile { file: None, .. }) => Some(HandedHttp::Loopback(next()?)),
-        Some(LeftFile { file: Some(file), .. }) => {
+        Some(LeftFile { file: None }) => Some(HandedHttp::Loopback(next()?)),
+        Some(LeftFile { file: Some(file) }) => {
             Some(HandedHttp::Unix(HandedSocket { socket: next()?, lock: next()?, file }))
         }
     };

@@ -115,10 +115,3 @@ def test_tokens_are_counted_with_what_stands_around_them(anthropic: Anthropic) -
     # As many as the golden file has for the same prompt.
     assert count() == 17 == len(golden.prompt_tokens(golden.chat("What is 37 + 48?")))
     assert count(system="Answer briefly.") > 17 and count(tools=[tool]) > 17
-
-
-def test_models_come_by_pages(anthropic: Anthropic, openai: OpenAI) -> None:
-    names = [model.id for model in anthropic.models.list(limit=1)]
-    assert "tiny" in names and names == [model.id for model in openai.models.list()]
-    model = anthropic.models.retrieve("tiny")
-    assert model.type == "model" and model.display_name == "tiny" and model.created_at.year == 1970

@@ -1,7 +1,7 @@
 //! Attacks by components: what they are, how they come, and what it takes to compile them.
 
 use super::Attacker::{Client, Component};
-use super::clients::{large, uploads};
+use super::clients::uploads;
 use super::ends::{
     CHUNK, COMPONENT, FOREIGN, HASH, INVALID, REFUSED, UNASKED, UPLOADED, WELL, WELL_OR_REFUSED,
 };
@@ -63,25 +63,6 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("compile-crowd", uploads::compile_crowd, COMPILED).alone().copies(1),
     client("compile-one-by-many", uploads::compile_one_by_many, WELL).alone().copies(1),
     component("compile-bomb", components::many_functions, WELL_OR_REFUSED).copies(2),
-    component("component-of-32-mb", components::largest, WELL_OR_REFUSED).large(),
-    component("functions-of-a-million", components::most_functions, LARGE).large().copies(1),
-    component("functions-of-7-mb", components::longest_functions, LARGE).large().copies(1),
-    client("uploads-of-32-mb", large::uploads, LARGE).large().copies(super::N_COPIES),
-    client("launches-of-32-mb", large::launches, LARGE).large().copies(super::N_COPIES),
-    client("compilations-of-32-mb", large::compilations, LARGE).large().copies(2),
-    client("starts-of-32-mb-at-once", large::starts_at_once, LARGE).large().alone().copies(1),
-];
-
-/// It is brought, compiled and run, or refused for a limit, or for memory; or its time is up before it is compiled.
-const LARGE: &[End] = &[
-    End { code: "ok", name: None },
-    End { code: "limit_exceeded", name: None },
-    End { code: "compile_failed", name: None },
-    End { code: "invalid_component", name: None },
-    End { code: "overloaded", name: Some("processors") },
-    End { code: "budget_exceeded", name: Some("host_bytes") },
-    End { code: "budget_exceeded", name: Some("memory_bytes") },
-    End { code: "deadline_exceeded", name: Some("deadline_ms") },
 ];
 
 const REFUSED_OR_FOREIGN: &[End] = &[

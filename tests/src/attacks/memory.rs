@@ -37,7 +37,7 @@ const N_LOOKS_OF_A_LINE: u64 = 10;
 const HOST_BYTES: &str = "budgets.daemon.host_bytes";
 
 /// The attacks that take memory: of guests, of the host for them, of sessions, of compilers and of the engine.
-pub const NAMES: [&str; 79] = [
+pub const NAMES: [&str; 65] = [
     "memory",
     "memory-huge",
     "memory-grow",
@@ -103,20 +103,6 @@ pub const NAMES: [&str; 79] = [
     "data-of-12-mb",
     "compile-crowd",
     "upload-and-leave",
-    "component-of-32-mb",
-    "functions-of-a-million",
-    "functions-of-7-mb",
-    "uploads-of-32-mb",
-    "launches-of-32-mb",
-    "compilations-of-32-mb",
-    "starts-of-32-mb-at-once",
-    "http-json-wide",
-    "http-json-deep-inside",
-    "http-body-by-bytes",
-    "http-body-of-the-limit",
-    "http-most-choices",
-    "http-answer-unread",
-    "http-crowd",
 ];
 
 /// What became of it.
@@ -158,10 +144,9 @@ pub fn config(config: Config, limit_bytes: u64, is_held: bool) -> Config {
     config
 }
 
-/// The attacks of [`NAMES`] that can be let loose on it, of each as many as beside which a pace is measured.
-fn attacks(daemon: &Daemon) -> Vec<Attack> {
-    let is_meant = |attack: &Attack| NAMES.contains(&attack.name) && daemon.is_for(attack);
-    table().into_iter().filter(is_meant).collect()
+/// The attacks of [`NAMES`], of each as many as beside which a pace is measured.
+fn attacks() -> Vec<Attack> {
+    table().into_iter().filter(|attack| NAMES.contains(&attack.name)).collect()
 }
 
 /// Lets them loose for so long, and waits until everything is back.
@@ -255,7 +240,7 @@ fn loose(
     ends: &mut BTreeMap<String, Tally>,
     look: &mut dyn FnMut() -> io::Result<()>,
 ) -> io::Result<usize> {
-    let attacks = attacks(daemon);
+    let attacks = attacks();
     let is_over = AtomicBool::new(false);
     let begun = Instant::now();
     let (done, endings) = mpsc::channel();

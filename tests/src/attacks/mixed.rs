@@ -59,7 +59,7 @@ fn attack_at_random(
     let all = table();
     while !is_over.load(Ordering::Relaxed) {
         let attack = all[random.below(all.len())];
-        if !daemon.is_for(&attack) {
+        if attack.is_of_a_stranger && !daemon.has_users {
             continue;
         }
         let n_copies = 1 + random.below(attack.n_at_once());
@@ -88,7 +88,7 @@ fn warm(daemon: &Daemon) -> io::Result<()> {
                 });
                 let user = User(N_NEIGHBOURS + number);
                 scope.spawn(move || {
-                    let mut may = theirs.filter(|(_, attack)| daemon.is_for(attack));
+                    let mut may = theirs.filter(|(_, attack)| daemon.has_users || !attack.is_of_a_stranger);
                     may.try_for_each(|(_, attack)| once(user, attack))
                 })
             })

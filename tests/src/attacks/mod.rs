@@ -5,8 +5,7 @@
 //! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random, [`memory`] those that
 //! take memory at once on a daemon that has little. [`sessions`] are no attacks, but many and dropped at every moment; [`killed`] kills
 //! the daemon under honest clients; [`alone`] measures what a user has beside whom there is nobody. The command `attacks` has those
-//! seven; the tests run each attack once, drop some hundred sessions and kill a few daemons. Attacks over HTTP ([`http`]) are let
-//! loose where the site has a [`front`]. All of these daemons keep what guests save on disk, each in a folder of its own ([`saved`]).
+//! seven; the tests run each attack once, drop some hundred sessions and kill a few daemons. All of these daemons keep what guests save on disk, each in a folder of its own ([`saved`]).
 
 pub mod alone;
 mod boundary;
@@ -14,9 +13,7 @@ mod clients;
 mod components;
 mod decoding;
 mod ends;
-pub mod front;
 pub mod group;
-mod http;
 mod io;
 pub mod killed;
 mod life;
@@ -46,7 +43,6 @@ use std::time::{Duration, Instant};
 use trellis_wire::ComponentHash;
 
 pub use ends::{End, Ending};
-use front::{Front, Place};
 
 /// What an attack is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +59,6 @@ pub enum Category {
     Io,
     /// Beginnings and ends of guests and connections.
     Life,
-    /// Requests over HTTP.
-    Http,
 }
 
 impl Category {
@@ -78,7 +72,6 @@ impl Category {
             Self::Decoding => "decoding",
             Self::Io => "input and output",
             Self::Life => "life cycle",
-            Self::Http => "HTTP",
         }
     }
 }
@@ -88,8 +81,6 @@ impl Category {
 pub struct Site {
     /// The daemon's socket.
     pub socket: Arc<Path>,
-    /// Where it answers HTTP requests.
-    pub front: Option<Front>,
     /// The guest whose arguments say what it does.
     pub hostile: Component,
     /// When a client that could go on for ever has to come to its end.
@@ -103,14 +94,6 @@ impl Site {
     #[must_use]
     pub fn goes_on(&self) -> bool {
         Instant::now() < self.until
-    }
-
-    /// Where the daemon answers HTTP requests.
-    ///
-    /// # Errors
-    /// It does not.
-    pub fn front(&self) -> std::io::Result<&Front> {
-        self.front.as_ref().ok_or_else(|| std::io::Error::other("the daemon answers no HTTP requests"))
     }
 
     /// Keeps what is held until the attack is to end.
@@ -186,10 +169,6 @@ pub struct Attack {
     pub is_alone: bool,
     /// Whether it may only be let loose by a user other than the daemon's, who may do what the attack tries.
     pub is_of_a_stranger: bool,
-    /// Whether it has the daemon read, compile or keep as much as it may at all, which is more than a test has time for.
-    pub is_large: bool,
-    /// Where the daemon has to answer HTTP requests for it; nothing where that does not matter.
-    pub place: Option<Place>,
     /// The arguments of the hostile guest that takes away what the attack leaves on purpose.
     pub cleanup: Option<&'static [&'static str]>,
 }
@@ -208,8 +187,6 @@ impl Attack {
             is_brief: false,
             is_alone: false,
             is_of_a_stranger: false,
-            is_large: false,
-            place: None,
             cleanup: None,
         }
     }
@@ -228,23 +205,6 @@ impl Attack {
 
     const fn of_a_stranger(self) -> Self {
         Self { is_of_a_stranger: true, ..self }
-    }
-
-    const fn large(self) -> Self {
-        Self { is_large: true, ..self }
-    }
-
-    const fn at(self, place: Place) -> Self {
-        Self { place: Some(place), ..self }
-    }
-
-    /// Whether it can be let loose on a daemon that answers HTTP requests there, if anywhere.
-    #[must_use]
-    pub fn is_for(&self, place: Option<Place>) -> bool {
-        match self.category {
-            Category::Http => place.is_some() && self.place.is_none_or(|needed| Some(needed) == place),
-            _ => true,
-        }
     }
 
     const fn cleaned_by(self, arguments: &'static [&'static str]) -> Self {
@@ -359,14 +319,6 @@ async fn run_guest(site: &Site, component: &Component, arguments: &[&str]) -> st
 /// All attacks, category after category.
 #[must_use]
 pub fn table() -> Vec<Attack> {
-    [
-        load::ATTACKS,
-        processor::ATTACKS,
-        boundary::ATTACKS,
-        decoding::ATTACKS,
-        io::ATTACKS,
-        life::ATTACKS,
-        http::ATTACKS,
-    ]
-    .concat()
+    [load::ATTACKS, processor::ATTACKS, boundary::ATTACKS, decoding::ATTACKS, io::ATTACKS, life::ATTACKS]
+        .concat()
 }

@@ -188,10 +188,10 @@ impl Track {
         Ok(Self { daemon, neighbour })
     }
 
-    /// Whether an attack can be let loose here.
+    /// Whether other users attack than the neighbour is.
     #[must_use]
-    pub fn is_for(&self, attack: &Attack) -> bool {
-        self.daemon.is_for(attack)
+    pub fn has_users(&self) -> bool {
+        self.daemon.has_users
     }
 
     fn window(&mut self, seconds: f64) -> io::Result<Window> {

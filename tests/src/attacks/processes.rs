@@ -13,14 +13,13 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use trellis::config::Config;
 
-use super::front::{self, Place};
 use super::group::Group;
 use super::neighbour::{GO, MARK, N_TOKENS, Window};
 use super::saved;
 use super::{Attack, Component, Ending, Site};
 
 /// Users that nobody is, for who has the right to become another: the neighbour and the attackers.
-pub(super) const FIRST_UID: u32 = 60_100;
+const FIRST_UID: u32 = 60_100;
 
 /// How long a daemon may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
@@ -52,8 +51,6 @@ pub struct Daemon {
     clients: PathBuf,
     /// Whether clients run under other users.
     pub has_users: bool,
-    /// Where it answers HTTP requests.
-    pub place: Place,
 }
 
 fn is_root() -> bool {
@@ -61,8 +58,15 @@ fn is_root() -> bool {
 }
 
 impl Daemon {
-    /// Starts `trellis serve` of one executable, whose clients run another one, that of the command `attacks`, in this control group,
-    /// if any. It answers HTTP requests at this place.
+    /// Starts `trellis serve` of one executable, whose clients run another one, that of the command `attacks`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(trellis: &Path, clients: &Path, config: &Config, hostile: &Component) -> io::Result<Self> {
+        Self::start_in(None, trellis, clients, config, hostile)
+    }
+
+    /// As [`Daemon::start`], in this control group.
     ///
     /// # Errors
     /// It does not start.
@@ -71,7 +75,6 @@ impl Daemon {
         trellis: &Path,
         clients: &Path,
         config: &Config,
-        place: Place,
         hostile: &Component,
     ) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("trellis-attacks").tempdir()?;
@@ -79,8 +82,6 @@ impl Daemon {
         fs::write(folder.path().join("hostile.wasm"), &hostile.wasm)?;
         // Never what its user has saved for itself.
         let config = saved::on_disk(config.clone(), folder.path());
-        let has_users = is_root();
-        let config = front::settings(config, place, folder.path(), has_users)?;
         let text = toml::to_string(&config).map_err(io::Error::other)?;
         fs::write(folder.path().join("trellis.toml"), text)?;
         let log = File::create(folder.path().join("daemon.log"))?;
@@ -94,15 +95,11 @@ impl Daemon {
             }
         };
         crate::guests::clean(&mut command).env_remove("TRELLIS_SOCKET");
-        command
-            .args(["serve", "--json", "--log", "warn", "--socket"])
-            .arg(folder.path().join("trellis.sock"));
+        command.args(["serve", "--log", "warn", "--socket"]).arg(folder.path().join("trellis.sock"));
         command.arg("--config").arg(folder.path().join("trellis.toml"));
-        let ready = File::create(front::ready_file(folder.path()))?;
-        let child = command.stdin(Stdio::null()).stdout(ready).stderr(log).spawn()?;
-        let mut daemon = Self { child, folder, clients: clients.to_owned(), has_users, place };
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?;
+        let mut daemon = Self { child, folder, clients: clients.to_owned(), has_users: is_root() };
         daemon.wait_for_socket()?;
-        front::tell(daemon.folder())?;
         if daemon.has_users {
             // Its mode lets its group in; here it is for everybody.
             fs::set_permissions(daemon.socket(), Permissions::from_mode(0o666))?;
@@ -137,12 +134,6 @@ impl Daemon {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
-    }
-
-    /// Whether an attack can be let loose on it.
-    #[must_use]
-    pub fn is_for(&self, attack: &Attack) -> bool {
-        (self.has_users || !attack.is_of_a_stranger) && attack.is_for(Some(self.place))
     }
 
     /// The folder with all that is its own.
@@ -433,8 +424,7 @@ impl Attackers {
 /// The folder that a client's process was given.
 pub(super) fn site(folder: &Path) -> io::Result<Site> {
     let hostile = Component::new(fs::read(folder.join("hostile.wasm"))?);
-    let (socket, front) = (folder.join("trellis.sock").into(), front::told(folder)?);
-    Ok(Site { socket, front, hostile, until: Instant::now(), patience: None })
+    Ok(Site { socket: folder.join("trellis.sock").into(), hostile, until: Instant::now(), patience: None })
 }
 
 /// The process of a neighbour.

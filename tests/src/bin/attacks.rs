@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 use trellis::config::{Config, Device, Isolation};
-use trellis_tests::attacks::front::Place;
 use trellis_tests::attacks::group::Group;
 use trellis_tests::attacks::neighbour::Window;
 use trellis_tests::attacks::processes::{self, Daemon, Orders};
 use trellis_tests::attacks::sessions::{self, Visits};
 use trellis_tests::attacks::state::State;
-use trellis_tests::attacks::{Attack, Category, Component, alone, killed, memory, mixed, pace, suite, table};
+use trellis_tests::attacks::{Attack, Component, alone, killed, memory, mixed, pace, suite, table};
 use trellis_tests::guests;
 
 const EXAMPLES: &str = "\
@@ -23,8 +22,7 @@ Examples:
   attacks                                     each attack once; what is left of it, and what a neighbour has beside it
   attacks --by-process --only memory          those with `memory` in their names, with guests in processes of their own
   attacks --list                              their names and what may come of each
-  attacks --pace                              what a neighbour keeps of its pace beside each attack; an hour and a half
-  attacks --only HTTP --http socket           those over HTTP, asked on a Unix socket alone
+  attacks --pace                              what a neighbour keeps of its pace beside each attack; an hour
   attacks --pace --only spin --copies 30 --seconds 5 --json pace.json
   attacks --alone                             what a user has beside whom there is nobody: processors, compilations, KV pages
   attacks --minutes 20                        all of them mixed at random; everything has to be back at the end
@@ -99,10 +97,6 @@ struct Told {
     /// Start the daemon with the settings of this file; limits that the attacks need are set all the same
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where the daemon answers HTTP requests; at both places, one after the other, where each attack is made once or paces are
-    /// measured, and at a port otherwise
-    #[arg(long, value_name = "PLACE", value_enum)]
-    http: Option<Place>,
     /// Give the guests of each user a process of their own
     #[arg(long)]
     by_process: bool,
@@ -292,21 +286,16 @@ fn settings(told: &Told) -> Outcome<(PathBuf, Config)> {
 }
 
 fn daemon(told: &Told, change: impl FnOnce(Config) -> Config) -> Outcome<Daemon> {
-    daemon_at(told.http.unwrap_or(Place::Port), None, told, change)
+    daemon_in(None, told, change)
 }
 
-fn daemon_at(
-    place: Place,
-    group: Option<&Group>,
-    told: &Told,
-    change: impl FnOnce(Config) -> Config,
-) -> Outcome<Daemon> {
+fn daemon_in(group: Option<&Group>, told: &Told, change: impl FnOnce(Config) -> Config) -> Outcome<Daemon> {
     let clients = std::env::current_exe()?;
     let (trellis, config) = settings(told)?;
     let cache_dir = Some(trellis.with_file_name("attacks-cache"));
     let config = change(Config { cache_dir, ..config });
     let hostile = Component::new(guests::hostile());
-    Ok(Daemon::start_in(group, &trellis, &clients, &config, place, &hostile)?)
+    Ok(Daemon::start_in(group, &trellis, &clients, &config, &hostile)?)
 }
 
 fn write(told: &Told, found: &impl Serialize) -> Outcome<()> {
@@ -316,50 +305,16 @@ fn write(told: &Told, found: &impl Serialize) -> Outcome<()> {
     Ok(())
 }
 
-/// These attacks by the places at which a daemon is to answer HTTP requests for them: those over HTTP for each place.
-fn by_place(told: &Told, attacks: &[Attack]) -> Vec<(Place, Vec<Attack>)> {
-    let places = told.http.map_or(Place::ALL.to_vec(), |place| vec![place]);
-    let first = places[0];
-    let of = |place: Place| {
-        let is_there = |attack: &&Attack| match attack.category {
-            Category::Http => attack.is_for(Some(place)),
-            _ => place == first,
-        };
-        (place, attacks.iter().filter(is_there).copied().collect::<Vec<_>>())
-    };
-    places.into_iter().map(of).filter(|(_, attacks)| !attacks.is_empty()).collect()
-}
-
 fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<Found> {
-    let (mut reports, mut befores) = (Vec::new(), Vec::new());
-    for (place, attacks) in by_place(told, attacks) {
-        attack_at(place, told, &attacks, &mut reports, &mut befores)?;
-    }
-    let failed: Vec<&str> =
-        reports.iter().filter(|report| !report.complaints.is_empty()).map(|report| report.name).collect();
-    println!(
-        "{} attacks, {} failed{}{}",
-        reports.len(),
-        failed.len(),
-        if failed.is_empty() { "" } else { ": " },
-        failed.join(", ")
-    );
-    let states = reports.iter().map(|report| &report.state);
-    Ok(Found::of_users(failed.is_empty()).with_states(states.chain(&befores)))
-}
-
-fn attack_at(
-    place: Place,
-    told: &Told,
-    attacks: &[Attack],
-    reports: &mut Vec<suite::Report>,
-    befores: &mut Vec<State>,
-) -> Outcome<()> {
-    let daemon = daemon_at(place, None, told, suite::config)?;
-    let mut suite = suite::Suite::begin(daemon, Component::new(guests::hostile()))?;
-    println!("HTTP at {}; before: {:?}", place.name(), suite.before());
-    befores.push(*suite.before());
-    for attack in attacks.iter().filter(|attack| suite.is_for(attack)).copied().collect::<Vec<_>>() {
+    let mut suite = suite::Suite::begin(daemon(told, suite::config)?, Component::new(guests::hostile()))?;
+    println!("before: {:?}", suite.before());
+    let mut reports = Vec::new();
+    for attack in attacks
+        .iter()
+        .filter(|attack| !attack.is_of_a_stranger || suite.has_users())
+        .copied()
+        .collect::<Vec<_>>()
+    {
         let report = suite.attack(&attack)?;
         let is_well = report.complaints.is_empty();
         let mark = if is_well { "ok  " } else { "FAIL" };
@@ -372,14 +327,27 @@ fn attack_at(
             if is_well { report.ends.line() } else { report.complaints.join("; ") }
         );
         reports.push(report);
-        write(told, reports)?;
+        write(told, &reports)?;
     }
-    Ok(())
+    let failed: Vec<&str> =
+        reports.iter().filter(|report| !report.complaints.is_empty()).map(|report| report.name).collect();
+    println!(
+        "{} attacks, {} failed{}{}",
+        reports.len(),
+        failed.len(),
+        if failed.is_empty() { "" } else { ": " },
+        failed.join(", ")
+    );
+    let states = reports.iter().map(|report| &report.state);
+    Ok(Found::of_users(failed.is_empty()).with_states(states.chain([suite.before()])))
 }
 
 fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
-    let tours = by_place(told, attacks);
-    let n_all: usize = tours.iter().map(|(_, attacks)| attacks.len()).sum();
+    let mut track = pace::Track::begin(daemon(told, pace::config)?)?;
+    let attacks: Vec<Attack> =
+        attacks.iter().filter(|attack| !attack.is_of_a_stranger || track.has_users()).copied().collect();
+    let minutes = |time: Duration| (time.as_secs_f64() / 60.0).ceil();
+    let n_all = attacks.len();
     println!(
         "{n_all} attacks, for each {} windows alone and {} attacked of {} s: about {:.0} minutes",
         told.rounds,
@@ -387,23 +355,18 @@ fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
         told.seconds,
         minutes(pace::estimate(n_all, told.seconds, told.rounds))
     );
+    println!("{:>8}{:>10}  {}", "done", "left", pace::Row::head());
     let begun = Instant::now();
     let mut rows = Vec::new();
-    for (place, attacks) in tours {
-        println!("HTTP at {}", place.name());
-        println!("{:>8}{:>10}  {}", "done", "left", pace::Row::head());
-        let mut track = pace::Track::begin(daemon_at(place, None, told, pace::config)?)?;
-        let attacks: Vec<Attack> = attacks.into_iter().filter(|attack| track.is_for(attack)).collect();
-        for attack in &attacks {
-            let n_copies = told.copies.unwrap_or(attack.n_copies);
-            let row = track.measure(attack, n_copies, told.seconds, told.rounds)?;
-            rows.push(row);
-            let n_done = rows.len();
-            let left = begun.elapsed() * n_all.saturating_sub(n_done) as u32 / n_done as u32;
-            let line = rows[n_done - 1].line();
-            println!("{:>8}{:>6.0} min  {line}", format!("{n_done}/{n_all}"), minutes(left));
-            write(told, &rows)?;
-        }
+    for attack in &attacks {
+        let n_copies = told.copies.unwrap_or(attack.n_copies);
+        let row = track.measure(attack, n_copies, told.seconds, told.rounds)?;
+        rows.push(row);
+        let n_done = rows.len();
+        let left = begun.elapsed() * (n_all - n_done) as u32 / n_done as u32;
+        let line = rows[n_done - 1].line();
+        println!("{:>8}{:>6.0} min  {line}", format!("{n_done}/{n_all}"), minutes(left));
+        write(told, &rows)?;
     }
     let over: Vec<&str> = rows.iter().filter(|row| !row.over().is_empty()).map(|row| row.name).collect();
     println!(
@@ -418,10 +381,6 @@ fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
         over.join(", ")
     );
     Ok(over.is_empty())
-}
-
-fn minutes(time: Duration) -> f64 {
-    (time.as_secs_f64() / 60.0).ceil()
 }
 
 fn leave_alone(told: &Told) -> Outcome<bool> {
@@ -495,8 +454,7 @@ fn take_memory(told: &Told, time: Duration) -> Outcome<Found> {
         }
     };
     let change = |config| memory::config(config, limit_bytes, group.is_some());
-    let place = told.http.unwrap_or(Place::Port);
-    let daemon = daemon_at(place, group.as_ref(), told, change)?;
+    let daemon = daemon_in(group.as_ref(), told, change)?;
     let report = memory::run(daemon, group.as_ref(), limit_bytes, time, &|line| println!("{line}"))?;
     write(told, &report)?;
     for (name, tally) in &report.ends {

@@ -105,7 +105,7 @@ impl Place {
     /// Lets one attack loose; what is wrong with how it ended.
     async fn attack(&self, attack: Attack, uid: u32) -> Option<String> {
         let (socket, until) = (self.socket(uid).into(), Instant::now() + TIME);
-        let site = Site { socket, front: None, hostile: hostile(), until, patience: None };
+        let site = Site { socket, hostile: hostile(), until, patience: None };
         let ended = tokio::time::timeout(daemons::PATIENCE, attack.run(&site)).await;
         let wrong = match ended {
             Err(_) => Some("it does not end".to_owned()),
@@ -144,8 +144,7 @@ fn attack_by_all(category: Category, isolation: Isolation) {
         let kept = || place.daemon.sessions().used(NEIGHBOUR).user;
         until("it has ended", async || (kept().n_detached, kept().n_detached_ended) == (0, 1)).await;
 
-        let is_meant = |attack: &Attack| attack.category == category && !attack.is_large;
-        let attacks: Vec<Attack> = table().into_iter().filter(is_meant).collect();
+        let attacks: Vec<Attack> = table().into_iter().filter(|attack| attack.category == category).collect();
         let (greedy, others): (Vec<Attack>, Vec<Attack>) = attacks.iter().partition(|attack| attack.is_alone);
         let is_over = AtomicBool::new(false);
         let begun = Instant::now();

@@ -55,7 +55,7 @@ fn come_and_go(isolation: Isolation) {
             let socket = folder.path().join(format!("{uid}.sock"));
             listen(&daemon, UnixListener::bind(&socket).expect("the place is free"), uid);
             let (socket, hostile) = (socket.into(), hostile.clone());
-            let site = Site { socket, front: None, hostile, until: begun, patience: None };
+            let site = Site { socket, hostile, until: begun, patience: None };
             let n_sessions = N_SESSIONS / USERS.len();
             let visits = Visits { n_sessions, n_at_once: N_AT_ONCE, seed: u64::from(uid) };
             let done = done.clone();

@@ -26,7 +26,6 @@ mod error_objects;
 mod evictions;
 mod exposition;
 mod failing;
-mod failing_starts;
 mod forks;
 mod full;
 mod fuzz;

@@ -2,9 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -133,14 +134,16 @@ struct Handed {
 impl Handed {
     /// Starts it; this is done to the socket's file beforehand.
     fn start(beforehand: impl FnOnce(&Path)) -> Self {
+        const SCRIPT: &str = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" \"$@\"";
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         let text = toml::to_string(&daemons::config(exe())).expect("settings can be written down");
         fs::write(at("trellis.toml"), text).expect("written");
         let listener = UnixListener::bind(at("lent.sock")).expect("bound");
         beforehand(&at("lent.sock"));
-        let mut daemon = daemons::serve_handed(exe(), &at("trellis.toml"), listener.into(), None);
-        daemon.arg("--socket").arg(at("told.sock"));
+        let mut daemon = daemons::trellis("sh");
+        daemon.args(["-c", SCRIPT, exe(), "serve", "--config"]).arg(at("trellis.toml"));
+        daemon.arg("--socket").arg(at("told.sock")).stdin(Stdio::from(OwnedFd::from(listener)));
         daemon.stderr(File::create(at("log")).expect("made"));
         Self { daemon: daemon.spawn().expect("it starts"), folder }
     }

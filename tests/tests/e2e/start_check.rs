@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use trellis::config::{Config, HttpSettings};
+use trellis::config::Config;
 use trellis::guest::PolicySettings;
 use trellis_tests::daemons::{self, Served, output};
 use trellis_tests::guests;
@@ -71,9 +71,6 @@ fn a_file_that_no_daemon_would_start_with_is_refused_by_whoever_looks_at_it() {
     is_refused(&served, &text(&Config { guests_dir, ..config.clone() }), "guests_dir ");
     let cache_dir = Some(at("file"));
     is_refused(&served, &text(&Config { cache_dir, ..config.clone() }), "not a folder");
-    let listen = Some("127.0.0.1:0".parse().expect("an address"));
-    let http = HttpSettings { listen, tokens_dir: Some(at("nowhere")), ..HttpSettings::default() };
-    is_refused(&served, &text(&Config { http, ..config.clone() }), "the tokens of HTTP requests: ");
     let models = vec!["tiny".to_owned(), "tiny".to_owned()];
     is_refused(&served, &text(&Config { models, ..config.clone() }), "is given twice");
     if config.device.is_cpu() {
@@ -102,22 +99,4 @@ fn a_model_on_demand_that_cannot_be_loaded_keeps_no_daemon_from_starting() {
     let ran = output(&mut served.trellis(&["load", "broken"]));
     let said = String::from_utf8(ran.stderr).expect("UTF-8");
     assert!(!ran.status.success() && said.contains("/no/such/model"), "{said}");
-}
-
-#[test]
-fn tokens_that_a_daemon_would_pass_over_are_warned_of() {
-    let (folder, tokens) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    fs::write(tokens.path().join("no-such-user-here"), "a".repeat(32)).expect("written");
-    let listen = Some("127.0.0.1:0".parse().expect("an address"));
-    let tokens_dir = Some(tokens.path().to_owned());
-    let http = HttpSettings { listen, tokens_dir, ..HttpSettings::default() };
-    let file = folder.path().join("trellis.toml");
-    fs::write(&file, text(&Config { http, ..daemons::config(exe()) })).expect("written");
-    let mut check = daemons::trellis(exe());
-    let checked = output(check.args(["--json", "config", "check"]).arg(&file));
-    let said = String::from_utf8(checked.stdout).expect("UTF-8");
-    assert_eq!(checked.status.code(), Some(0), "{said}");
-    let checked: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-    let warning = checked["warnings"][0].as_str().expect("a text");
-    assert!(warning.contains("no-such-user-here: it is passed over: this machine has no user"), "{warning}");
 }

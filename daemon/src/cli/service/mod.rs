@@ -87,7 +87,6 @@ Exit status: 0 it runs or starts, 1 it does not.";
 const UNIT: &str = include_str!("../../../packaging/trellis.service");
 const SOCKET_UNIT: &str = include_str!("../../../packaging/trellis.socket");
 const METRICS_UNIT: &str = include_str!("../../../packaging/trellis-metrics.socket");
-const HTTP_UNIT: &str = include_str!("../../../packaging/trellis-http.socket");
 const SYSUSERS: &str = include_str!("../../../packaging/sysusers.conf");
 
 /// Where a package has the program, as the unit names it, and where this command puts it.
@@ -98,7 +97,6 @@ const CONFIG: &str = "/etc/trellis/trellis.toml";
 const UNIT_FILE: &str = "/etc/systemd/system/trellis.service";
 const SOCKET_FILE: &str = "/etc/systemd/system/trellis.socket";
 const METRICS_FILE: &str = "/etc/systemd/system/trellis-metrics.socket";
-const HTTP_FILE: &str = "/etc/systemd/system/trellis-http.socket";
 const SYSUSERS_FILE: &str = "/etc/sysusers.d/trellis.conf";
 
 /// Where packages have the unit.
@@ -117,9 +115,7 @@ const STATE: &str = "/var/lib/trellis";
 const RUNNING: &str = "/run/systemd/system";
 
 const UNITS: [&str; 2] = ["trellis.socket", "trellis.service"];
-/// Sockets that the operator enables, and their units' files.
-const MORE_SOCKETS: [(&str, &str); 2] =
-    [("trellis-metrics.socket", METRICS_FILE), ("trellis-http.socket", HTTP_FILE)];
+const METRICS_SOCKET: &str = "trellis-metrics.socket";
 const USER: &str = "trellis";
 
 /// A file that installing writes.
@@ -180,8 +176,6 @@ fn install(image: &Image, format: Format) -> Result<(), CliError> {
         run("systemd-sysusers", &[SYSUSERS_FILE])?;
         run("systemctl", &["daemon-reload"])?;
         run("systemctl", &["enable", "--quiet", UNITS[0], UNITS[1]])?;
-        // What failed too often before is started all the same; of what has not failed there is nothing to forget.
-        let _ = ran("systemctl", &["reset-failed", UNITS[0], UNITS[1]]);
         run("systemctl", &["start", UNITS[0]])?;
         output::note(format, "starting; what runs is waited for");
         run("systemctl", &["restart", UNITS[1]])?;
@@ -217,11 +211,9 @@ fn uninstall(image: &Image, purge: bool, format: Format) -> Result<(), CliError>
     if image.is_machine() {
         output::note(format, "stopping; what runs is waited for");
         run("systemctl", &["disable", "--quiet", "--now", UNITS[0], UNITS[1]])?;
-        for (socket, file) in MORE_SOCKETS {
-            // An earlier program has not put it there.
-            if image.has(file).map_err(looking(file))? {
-                run("systemctl", &["disable", "--quiet", "--now", socket])?;
-            }
+        // An earlier program has not put it there.
+        if image.has(METRICS_FILE).map_err(looking(METRICS_FILE))? {
+            run("systemctl", &["disable", "--quiet", "--now", METRICS_SOCKET])?;
         }
     }
     let mut done = Done::default();
@@ -299,15 +291,14 @@ fn listen_stream(unit: &str) -> Option<PathBuf> {
 }
 
 /// The units and the user's, for the place of the program; with its mark, if it has one.
-fn files(mark: Option<&str>) -> [File; 5] {
+fn files(mark: Option<&str>) -> [File; 4] {
     let unit = UNIT.replace(PACKAGED_EXE, EXE);
     let unit = mark.map_or_else(|| unit.clone(), |mark| mark::put(&unit, mark));
     [
         File { path: UNIT_FILE, text: unit },
         File { path: SOCKET_FILE, text: SOCKET_UNIT.to_owned() },
-        // Nobody listens for scrapes or HTTP requests until the operator enables it.
+        // Nobody listens for scrapes until the operator enables it.
         File { path: METRICS_FILE, text: METRICS_UNIT.to_owned() },
-        File { path: HTTP_FILE, text: HTTP_UNIT.to_owned() },
         File { path: SYSUSERS_FILE, text: SYSUSERS.to_owned() },
     ]
 }
@@ -379,8 +370,6 @@ mod tests {
         assert!(unit.contains("ExecStart=/usr/local/bin/trellis serve --config /etc/trellis/trellis.toml\n"));
         let metrics = fs::read_to_string(at(METRICS_FILE)).expect("written");
         assert!(metrics.contains("FileDescriptorName=metrics\n"), "{metrics}");
-        let http = fs::read_to_string(at(HTTP_FILE)).expect("written");
-        assert!(http.contains("FileDescriptorName=http\n"), "{http}");
         let mode = |path: &str| fs::metadata(at(path)).expect("written").permissions().mode() & 0o777;
         assert_eq!((mode(EXE), mode(UNIT_FILE), mode("/etc/trellis")), (0o755, 0o644, 0o755));
         check(&at(CONFIG), Starter::Service(None)).expect("a daemon starts with it");

@@ -36,7 +36,6 @@ pub(crate) mod types;
 mod v0_1;
 mod values;
 
-pub(crate) use parts::in_parts;
 pub(crate) use taped::{HasTape, Taped};
 pub(crate) use v0_1::bindings::Guest as GuestV0_1;
 

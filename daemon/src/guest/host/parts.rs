@@ -53,13 +53,9 @@ impl GuestState {
     }
 }
 
-/// Bytes to be read in parts, with a yield point before each. Where that says that nobody wants the work any more, so does the error.
-pub(crate) fn in_parts<'a>(bytes: &'a [u8], yields: &'a YieldPoint) -> impl Read + 'a {
-    BufReader::with_capacity(PART_BYTES, Parts { rest: bytes, yields })
-}
-
 fn check_in_parts(json: &str, yields: &YieldPoint) -> Result<Result<(), serde_json::Error>, GivenUp> {
-    match serde_json::from_reader::<_, IgnoredAny>(in_parts(json.as_bytes(), yields)) {
+    let parts = BufReader::with_capacity(PART_BYTES, Parts { rest: json.as_bytes(), yields });
+    match serde_json::from_reader::<_, IgnoredAny>(parts) {
         Err(error) if error.is_io() => Err(GivenUp),
         checked => Ok(checked.map(drop)),
     }

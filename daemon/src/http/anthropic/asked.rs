@@ -146,10 +146,6 @@ fn thinking(body: &mut Fields) -> Result<Option<u32>, Failure> {
             let missing = || Failure::invalid("thinking.budget_tokens", "thinking.budget_tokens is missing");
             Some(budget.ok_or_else(missing)?)
         }
-        "adaptive" => {
-            let why = "no model here says itself how much it is to think; enabled with budget_tokens says it";
-            return Err(Failure::unsupported("thinking.type", &format!("adaptive: {why}")));
-        }
         kind => {
             let message = format!("thinking.type is {kind:?}, expected enabled or disabled");
             return Err(Failure::invalid("thinking.type", message));
@@ -225,9 +221,6 @@ mod tests {
                 "{failure:?}"
             );
         }
-        let failure = thinking(&mut fields(json!({"thinking": {"type": "adaptive"}}))).expect_err("not done");
-        assert_eq!(failure.code, "unsupported_parameter");
-        assert!(failure.message.contains("enabled with budget_tokens"), "{failure:?}");
         let mut body = fields(json!({"messages": [{"role": "user", "content": ""}]}));
         assert_eq!(question(&mut body).expect_err("it is missing").param.as_deref(), Some("max_tokens"));
     }

@@ -7,7 +7,6 @@
 mod asked;
 mod errors;
 mod events;
-mod models;
 mod shape;
 mod turns;
 
@@ -63,7 +62,7 @@ pub(super) async fn answer(
         return Ok(with_id(sse::answer(run, events::MessageEvents::of(answer)).await?));
     }
     let (whole, share) = Whole::of(run, 1).await?;
-    let response = share.answer(move || Ok(answer.whole(&whole)?.to_string())).await?;
+    let response = share.try_answer(move || Ok(answer.whole(&whole)?.to_string())).await?;
     Ok(with_id(response))
 }
 
@@ -82,36 +81,6 @@ pub(super) async fn count(
     let (asked, share) = front.read(actor, body, read).await?;
     let (counted, _) = Whole::of(Run::start(&front, actor, asked, share).await?, 1).await?;
     Ok(with_id(json_response(&json!({ "input_tokens": counted.usage.prompt_tokens }))))
-}
-
-/// `GET /v1/models`
-pub(super) async fn models(front: &Front, actor: Actor, headers: &HeaderMap, query: &str) -> Response {
-    let page = async {
-        check_version(headers)?;
-        models::page(&front.models(actor).await?, query)
-    };
-    answered(page.await)
-}
-
-/// `GET /v1/models/{model_id}`
-pub(super) async fn model(front: &Front, actor: Actor, headers: &HeaderMap, name: &str) -> Response {
-    let one = async {
-        check_version(headers)?;
-        models::one(&front.models(actor).await?, name)
-    };
-    answered(one.await)
-}
-
-fn answered(value: Result<Value, Failure>) -> Response {
-    match value {
-        Ok(value) => with_id(json_response(&value)),
-        Err(failure) => Refused::from(failure).into_response(),
-    }
-}
-
-/// Whether a client says which form of this API it knows.
-pub(super) fn is_meant(headers: &HeaderMap) -> bool {
-    headers.contains_key(VERSION)
 }
 
 /// What a request runs; nothing may be left in its body.
@@ -138,7 +107,7 @@ fn name_of(part: &str) -> String {
 
 /// Whether a request is of this API, for errors that are found before its path is.
 pub(super) fn is_asked<B>(request: &axum::http::Request<B>) -> bool {
-    is_meant(request.headers()) || request.uri().path().starts_with("/v1/messages")
+    request.headers().contains_key(VERSION) || request.uri().path().starts_with("/v1/messages")
 }
 
 fn check_version(headers: &HeaderMap) -> Result<(), Failure> {

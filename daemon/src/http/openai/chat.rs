@@ -17,7 +17,7 @@ use super::super::run::{Asked, Policy, Run};
 use super::super::sse::{self, Events, Frame};
 use super::super::whole::{Choice, Whole};
 use super::errors::{self, Refused};
-use super::settings::{self, N_CHOICES_MAX, N_TOP_MAX};
+use super::settings::{self, N_TOP_MAX};
 use super::stream::{self, Streaming};
 use super::{Completed, content, fingerprint, finish_reason, logprobs, new_id, now, to_json, tools};
 use crate::session::Actor;
@@ -33,7 +33,7 @@ pub(in crate::http) async fn answer(
     Ok(match form.streaming {
         Streaming::No => {
             let (all, share) = Whole::of(run, 1).await?;
-            share.answer(move || Ok(whole(&all, form))).await?
+            share.answer(move || whole(&all, form)).await
         }
         _ => sse::answer(run, Chunks::new(form)).await?,
     })
@@ -201,7 +201,7 @@ impl Chunks {
         let mut frames = Vec::new();
         let choice = |delta, logprobs, reason| json!([{ "index": idx, "delta": delta, "logprobs": logprobs, "finish_reason": reason }]);
         if idx >= self.are_begun.len() {
-            self.are_begun.resize(idx.min(N_CHOICES_MAX as usize - 1) + 1, false);
+            self.are_begun.resize(idx.min(usize::from(u16::MAX)) + 1, false);
         }
         if self.are_begun.get_mut(idx).is_some_and(|begun| !std::mem::replace(begun, true)) {
             let role = json!({ "role": "assistant", "content": "", "refusal": null });
@@ -214,7 +214,7 @@ impl Chunks {
     /// The number of a call of a choice.
     fn next_call(&mut self, idx: usize) -> u32 {
         if idx >= self.n_calls.len() {
-            self.n_calls.resize(idx.min(N_CHOICES_MAX as usize - 1) + 1, 0);
+            self.n_calls.resize(idx.min(usize::from(u16::MAX)) + 1, 0);
         }
         self.n_calls.get_mut(idx).map_or(0, |n| std::mem::replace(n, *n + 1))
     }

@@ -39,7 +39,7 @@ pub(in crate::http) async fn answer(
     Ok(match form.streaming {
         Streaming::No => {
             let (all, share) = Whole::of(run, 1).await?;
-            share.answer(move || Ok(whole(&all, form))).await?
+            share.answer(move || whole(&all, form)).await
         }
         _ => sse::answer(run, Chunks::new(form)).await?,
     })

@@ -31,7 +31,7 @@ pub(in crate::http) async fn answer(
 ) -> Result<Response, Refused> {
     let ((asked, form), share) = front.read(actor, body, read).await?;
     let (whole, share) = Whole::of(Run::start(&front, actor, asked, share).await?, 1).await?;
-    Ok(share.answer(move || Ok(shown(&whole, form))).await?)
+    Ok(share.answer(move || shown(&whole, form)).await)
 }
 
 /// How a vector is written.

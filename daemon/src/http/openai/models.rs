@@ -3,30 +3,23 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Path, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 use trellis_client::ModelInfo;
 
-use super::super::anthropic;
 use super::super::failure::Failure;
 use super::super::front::Front;
 use super::answer_json;
 use super::errors::Refused;
 use crate::session::Actor;
 
-/// The models that are loaded, and those that are loaded on demand, by all of their names, in the form of the API that is meant: both
-/// have them at this path.
+/// The models that are loaded, and those that are loaded on demand, by all of their names.
 pub(in crate::http) async fn list(
     State(front): State<Arc<Front>>,
     Extension(actor): Extension<Actor>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
 ) -> Result<Response, Refused> {
-    if anthropic::is_meant(&headers) {
-        return Ok(anthropic::models(&front, actor, &headers, &query.unwrap_or_default()).await);
-    }
     let data = known(&front, actor).await?;
     Ok(answer_json(&json!({ "object": "list", "data": data })))
 }
@@ -35,12 +28,8 @@ pub(in crate::http) async fn list(
 pub(in crate::http) async fn one(
     State(front): State<Arc<Front>>,
     Extension(actor): Extension<Actor>,
-    headers: HeaderMap,
     Path(name): Path<String>,
 ) -> Result<Response, Refused> {
-    if anthropic::is_meant(&headers) {
-        return Ok(anthropic::model(&front, actor, &headers, &name).await);
-    }
     let found = known(&front, actor).await?.into_iter().find(|model| model["id"] == name.as_str());
     match found {
         Some(model) => Ok(answer_json(&model)),
@@ -52,7 +41,8 @@ pub(in crate::http) async fn one(
 }
 
 async fn known(front: &Front, actor: Actor) -> Result<Vec<Value>, Failure> {
-    Ok(front.models(actor).await?.iter().flat_map(shown).collect())
+    let models = front.connect(actor).await?.models().await?;
+    Ok(models.iter().flat_map(shown).collect())
 }
 
 /// A model under each of its names. When it was made, which the API has, is not known.

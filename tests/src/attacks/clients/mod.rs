@@ -2,7 +2,6 @@
 
 pub(super) mod crowds;
 pub(super) mod frames;
-pub(super) mod large;
 pub(super) mod leaving;
 pub(super) mod messages;
 pub(super) mod outputs;
@@ -19,7 +18,7 @@ use super::raw::Raw;
 use super::{Component, Ending, Site};
 
 /// What a client of the table is.
-pub(super) type Attacking = Pin<Box<dyn Future<Output = io::Result<Ending>> + Send>>;
+type Attacking = Pin<Box<dyn Future<Output = io::Result<Ending>> + Send>>;
 
 /// Bytes that change the hash of a component and nothing else: a custom section of its name.
 pub(super) fn salted(component: &Component, salt: u64) -> Component {
@@ -62,4 +61,4 @@ macro_rules! clients {
         })*
     };
 }
-pub(super) use clients;
+use clients;

@@ -1,6 +1,5 @@
 //! Components that take long to compile, or much memory.
 
-use super::large::number;
 use super::*;
 
 pub(in super::super) fn many_functions() -> Vec<u8> {
@@ -53,7 +52,13 @@ fn nested(n: usize) -> Vec<u8> {
     const COMPONENT_SECTION: u8 = 4;
     let mut bytes = HEADER.to_vec();
     for _ in 0..n {
-        let length = number(bytes.len());
+        let mut length = Vec::new();
+        let mut rest = bytes.len();
+        while rest >= 0x80 {
+            length.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        length.push(rest as u8);
         bytes = [&HEADER[..], &[COMPONENT_SECTION], &length, &bytes].concat();
     }
     bytes

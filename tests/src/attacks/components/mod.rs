@@ -2,13 +2,11 @@
 
 mod bombs;
 mod calls;
-mod large;
 mod loops;
 mod refused;
 
 pub(super) use bombs::*;
 pub(super) use calls::*;
-pub(super) use large::*;
 pub(super) use loops::*;
 pub(super) use refused::*;
 

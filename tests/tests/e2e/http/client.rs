@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::ops::Deref;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -22,8 +21,7 @@ pub(super) struct Fronted {
     place: Place,
 }
 
-/// Where the front is asked.
-pub(super) enum Place {
+enum Place {
     Unix(PathBuf),
     Port(String),
 }
@@ -79,52 +77,6 @@ fn joined(body: &str) -> String {
     all
 }
 
-/// One connection on which a client asks again and again, as those do that keep theirs. Where it was closed meanwhile, another is made.
-pub(super) struct Kept<'a> {
-    place: &'a Place,
-    stream: Box<dyn Connection>,
-}
-
-impl<'a> Kept<'a> {
-    pub(super) fn new(place: &'a Place) -> Self {
-        Self { place, stream: place.connect() }
-    }
-
-    /// Asks, and reads the whole answer.
-    pub(super) fn ask(&mut self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-        );
-        // What was closed before it has answered has answered nobody.
-        self.try_ask(&request).unwrap_or_else(|| {
-            self.stream = self.place.connect();
-            self.try_ask(&request).expect("a new connection is answered")
-        })
-    }
-
-    fn try_ask(&mut self, request: &str) -> Option<Answer> {
-        self.stream.write_all(request.as_bytes()).ok()?;
-        let mut said = Vec::new();
-        let mut more = [0; 4096];
-        loop {
-            let n_bytes = self.stream.read(&mut more).ok().filter(|&n_bytes| n_bytes > 0);
-            let Some(n_bytes) = n_bytes else {
-                assert!(said.is_empty(), "cut off: {}", String::from_utf8_lossy(&said));
-                return None;
-            };
-            said.extend_from_slice(&more[..n_bytes]);
-            let text = std::str::from_utf8(&said).unwrap_or_default();
-            let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
-            let length = head.to_ascii_lowercase();
-            let length = length.lines().find_map(|line| line.strip_prefix("content-length: "));
-            if Some(body.len()) == length.and_then(|length| length.parse().ok()) {
-                return Some(Answer::of(text));
-            }
-        }
-    }
-}
-
 pub(super) trait Connection: Read + Write {}
 
 impl<T: Read + Write> Connection for T {}
@@ -176,7 +128,6 @@ impl Fronted {
         for name in ["http-chat", "chat"] {
             std::fs::write(guests_dir.join(format!("{name}.wasm")), guests::example(name)).expect("written");
         }
-        std::fs::write(guests_dir.join("hostile.wasm"), guests::hostile()).expect("written");
         let http = HttpSettings { listen: Some(listen), body_bytes: 1 << 20, ..HttpSettings::default() };
         let mut config = Config {
             guests_dir: Some(guests_dir),
@@ -211,30 +162,20 @@ impl Fronted {
             Place::Port(_) => format!("Authorization: Bearer {}\r\n", self.token()),
         }
     }
-}
 
-impl Deref for Fronted {
-    type Target = Place;
-
-    fn deref(&self) -> &Place {
-        &self.place
-    }
-}
-
-impl Place {
     /// The path of its socket, or its address.
     pub(super) fn place(&self) -> &str {
-        match self {
-            Self::Unix(path) => path.to_str().expect("UTF-8"),
-            Self::Port(address) => address,
+        match &self.place {
+            Place::Unix(path) => path.to_str().expect("UTF-8"),
+            Place::Port(address) => address,
         }
     }
 
     /// A connection on which nothing is asked yet.
     pub(super) fn connect(&self) -> Box<dyn Connection> {
-        match self {
-            Self::Unix(path) => Box::new(UnixStream::connect(path).expect("it listens")),
-            Self::Port(address) => Box::new(TcpStream::connect(address).expect("it listens")),
+        match &self.place {
+            Place::Unix(path) => Box::new(UnixStream::connect(path).expect("it listens")),
+            Place::Port(address) => Box::new(TcpStream::connect(address).expect("it listens")),
         }
     }
 

@@ -10,7 +10,7 @@ use super::client::Fronted;
 use super::{question, with};
 
 /// The guests that run.
-pub(super) fn guests(front: &Fronted) -> Vec<Value> {
+fn guests(front: &Fronted) -> Vec<Value> {
     let told = output(&mut front.served.trellis(&["ps", "--json"]));
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     let listed = told.get("guests").cloned().unwrap_or(told);
@@ -99,7 +99,7 @@ fn a_client_that_goes_away_with_more_on_the_way_ends_its_guest() {
     }
 }
 
-pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
     while !holds() {
         assert!(since.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
@@ -108,7 +108,7 @@ pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// That the guest ends, and has not said all that was asked of it.
-pub(super) fn ends_unfinished(front: &Fronted) {
+fn ends_unfinished(front: &Fronted) {
     until("its guest ends", || guests(front).is_empty());
     let metrics = output(&mut front.served.trellis(&["metrics"]));
     let metrics = String::from_utf8(metrics.stdout).expect("it is text");

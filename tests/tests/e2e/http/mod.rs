@@ -1,12 +1,9 @@
 //! Requests in the form of HTTP APIs, answered by guests.
 
-mod attacks;
-mod bounds;
 mod chat;
 mod client;
 mod door;
 pub(crate) mod guest;
-mod lent;
 mod responses;
 mod upgrades;
 

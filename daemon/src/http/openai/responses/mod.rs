@@ -55,9 +55,9 @@ pub(in crate::http) async fn answer(
         let choice = whole.choices.into_iter().next().unwrap_or_default();
         let ending = Ending::of(choice.reason, whole.usage);
         let output = items::of_choice(&choice, form.has_logprobs);
-        Ok(to_json(&form.response(&whole.model, &output, &ending)))
+        to_json(&form.response(&whole.model, &output, &ending))
     };
-    Ok(share.answer(write).await?)
+    Ok(share.answer(write).await)
 }
 
 /// Keeps a conversation no longer.
