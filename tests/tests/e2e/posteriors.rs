@@ -188,7 +188,7 @@ pub(crate) async fn entropy_cut(name: &str) {
 /// token by token, is far from it.
 async fn check_powers(name: &str) {
     const ALPHA: f64 = 2.0;
-    const N_RUNS: u64 = 4;
+    const N_RUNS: u64 = 12;
     const N_CHAINS: usize = 64;
     let all = texts(&encode(model(), &question("word")), 2, 5).await;
     let power = |logprob: &f64| (ALPHA * logprob).exp();
