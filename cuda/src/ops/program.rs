@@ -109,16 +109,26 @@ pub fn sources(capability: (i32, i32)) -> Vec<Source> {
     shapes(capability).iter().copied().map(source).chain(small).collect()
 }
 
+/// The text that all kernels of programs begin with.
+macro_rules! shared_text {
+    () => {
+        concat!(
+            include_str!("maths.cuh"),
+            include_str!("noise.cuh"),
+            include_str!("cluster.cuh"),
+            include_str!("rows.cuh"),
+            include_str!("program.cuh"),
+            include_str!("program_row.cuh"),
+            include_str!("program_elements.cuh"),
+            include_str!("program_gather.cuh")
+        )
+    };
+}
+pub(super) use shared_text;
+
 fn source(shape: Shape) -> Source {
     let text = concat!(
-        include_str!("maths.cuh"),
-        include_str!("noise.cuh"),
-        include_str!("cluster.cuh"),
-        include_str!("rows.cuh"),
-        include_str!("program.cuh"),
-        include_str!("program_row.cuh"),
-        include_str!("program_elements.cuh"),
-        include_str!("program_gather.cuh"),
+        shared_text!(),
         include_str!("program_select.cuh"),
         include_str!("program_plain.cuh"),
         include_str!("program_history.cuh"),

@@ -14,14 +14,7 @@ use crate::Source;
 macro_rules! small_text {
     ($own:literal) => {
         concat!(
-            include_str!("maths.cuh"),
-            include_str!("noise.cuh"),
-            include_str!("cluster.cuh"),
-            include_str!("rows.cuh"),
-            include_str!("program.cuh"),
-            include_str!("program_row.cuh"),
-            include_str!("program_elements.cuh"),
-            include_str!("program_gather.cuh"),
+            super::program::shared_text!(),
             include_str!("program_numbers.cuh"),
             include_str!("program_tiles.cuh"),
             include_str!($own)
